@@ -119,6 +119,18 @@ def test_what_a_call_of_clipped_grad_returns_is_one_physical_batch():
     equal(noisy, noise_with()(noise.grid.round(out.sum), 0))
 
 
+def test_a_sum_that_was_added_for_other_noise_is_refused():
+    large, small = (
+        tanager.GaussianNoise(MECHANISM, size, tanager.Seed.from_os(), PARAMS)
+        for size in (1.5, 0.8)
+    )
+    total = sums(large, 1.0)
+    assert large.grid.spacing == small.grid.spacing
+    for call in (small, jax.jit(small), lambda x, _: small.grid.add(x, PARAMS)):
+        with pytest.raises(ValueError, match="must be a sum on this grid"):
+            call(total, 0)
+
+
 PLANTED = {
     "a step fixed at the trace": lambda noise: jax.jit(lambda x: noise(x, 5)),
     "a step that a scan does not count": lambda noise: jax.jit(
@@ -167,7 +179,7 @@ def test_one_secret_hides_one_sum_a_step_whatever_object_asks():
     assert USED in refused(second, sums(second, 2.0), 0)
     assert USED in refused(first.with_seed(secret), sums(second, 2.0), 0)
     scaled = tanager.GaussianNoise(MECHANISM, 0.4, secret, PARAMS)
-    assert USED in refused(scaled, sums(first, 1.0), 0)
+    assert USED in refused(scaled, sums(scaled, 1.0), 0)
     assert ledger.steps() == 1
 
 

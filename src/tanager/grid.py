@@ -34,12 +34,14 @@ _LARGEST = 2.0**46
 
 
 class Whole(NamedTuple):
-    """A pytree of whole numbers, high·2¹⁶ + low, in int32: units of a grid."""
+    """A pytree of whole numbers, high·2¹⁶ + low, in int32: units of a `grid`."""
 
     high: PyTree
     low: PyTree
+    grid: "Grid | None" = None
 
 
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Grid:
     """The public grid on which a run adds up and releases sums.
@@ -89,7 +91,7 @@ class Grid:
         each = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.int32), params
         )
-        return Whole(each, each)
+        return Whole(each, each, self)
 
     def zeros(self, params: PyTree) -> Whole:
         """Return the sum of no examples, shaped like `params`."""
@@ -107,7 +109,7 @@ class Grid:
                 refuses it. Its `sum` alone is not checked.
 
         Raises:
-            ValueError: `total` is not a sum on the grid, or of other arrays.
+            ValueError: `total` is not a sum on this grid, or of other arrays.
         """
         mark = None
         if isinstance(sums, ClippedGradient):
@@ -115,11 +117,20 @@ class Grid:
         if not isinstance(total, Whole):
             remedy = "begin with noise.zeros()"
             validate.refuse("total", type(total).__name__, "must be a sum", remedy)
+        self.require(total)
         if not _alike(sums, total.high):
             rule = "must be arrays like those of the total"
             remedy = "give what clipped_grad returned; with has_aux, the first of two"
             validate.refuse("sums", type(sums).__name__, rule, remedy)
         return _adding(self)(total, sums, mark)
+
+    def require(self, total: Whole) -> None:
+        """Refuse a sum on another grid, whose units and sensitivity may be others."""
+        if total.grid != self:
+            rule = f"must be a sum on this grid, {self}"
+            remedy = "begin with zeros() of the noise, and add by its grid.add"
+            own = f"a sum on {total.grid or 'no grid'}"
+            validate.refuse("total", own, rule, remedy)
 
     def round(self, sums: PyTree) -> Whole:
         """Return sums, float32 or wider, as the nearest whole numbers of spacings."""
@@ -144,7 +155,9 @@ class Grid:
 
     def plus(self, one: Whole, other: Whole) -> Whole:
         """Return the sums of whole numbers."""
-        return self.carried(jax.tree.map(jnp.add, one, other))
+        high = jax.tree.map(jnp.add, one.high, other.high)
+        low = jax.tree.map(jnp.add, one.low, other.low)
+        return self.carried(Whole(high, low))
 
     def carried(self, whole: Whole) -> Whole:
         """Return the same numbers with `low` in its range.
@@ -156,6 +169,7 @@ class Grid:
         return Whole(
             jax.tree.map(jnp.add, whole.high, carry),
             jax.tree.map(lambda low, carry: low - (carry << _BITS), whole.low, carry),
+            self,
         )
 
     def holds(self, whole: Whole) -> Bool[Array, ""]:

@@ -137,6 +137,7 @@ class GaussianNoise:
 
     def _require_sum(self, total: Whole) -> None:
         _require_whole(total)
+        self.grid.require(total)
         self.require_like(total.high)  # or one number of noise would hide several
         self.require_like(total.low)
 
@@ -163,7 +164,7 @@ class GaussianNoise:
             parts = zip(leaves, np.split(numbers, ends), strict=True)
             return structure.unflatten(part.reshape(x.shape) for x, part in parts)
 
-        return Whole(*map(like_sums, halves(self._numbers(step))))
+        return Whole(*map(like_sums, halves(self._numbers(step))), self.grid)
 
     def add(self, total: Whole, drawn: Whole) -> PyTree:
         """Return a sum plus noise, in floats; pure, for use under `jax.jit`.

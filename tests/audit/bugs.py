@@ -56,7 +56,7 @@ def one_leaf_without_noise(patch):
         *first, last = jax.tree.leaves(tree)
         return jax.tree.structure(tree).unflatten([*first, np.zeros_like(last)])
 
-    _drawing(patch, lambda draw, *words: Whole(*map(limb, draw(*words))))
+    _drawing(patch, lambda draw, *words: Whole(*map(limb, draw(*words)[:2])))
 
 
 def noise_of_physical_batches_wrongly_scaled(patch):
@@ -101,7 +101,7 @@ def the_same_noise_in_every_leaf(patch):
         largest = max(jax.tree.leaves(tree), key=np.size).ravel()
         return jax.tree.map(lambda leaf: np.resize(largest, leaf.shape), tree)
 
-    _drawing(patch, lambda draw, *words: Whole(*map(limb, draw(*words))))
+    _drawing(patch, lambda draw, *words: Whole(*map(limb, draw(*words)[:2])))
 
 
 ### Clipping
