@@ -2,9 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
-from oracle import check, draw, read
+from oracle import alone, check, draw, norms_of, read
 from rule_cases import BOTH, ROWS, convolution, curve
 
 from cases import in_full
@@ -124,3 +125,14 @@ def test_parameters_in_a_complex_transform_of_data():
         return curve(jnp.fft.irfft(mixed * weights[:, 0] / 2, n=4, axis=0))
 
     check(loss, (real, imaginary), x, methods=True)
+
+
+def test_a_parameter_that_is_cast_to_complex_numbers():
+    def loss(w, x):
+        return jnp.sum(jnp.abs(w.astype(jnp.complex64) + lax.complex(x, x)) ** 3)
+
+    w, x = (jnp.float32(each) for each in draw(5, (4, 4), (3, 4, 4)))
+    exact = norms_of(loss, w, x, wide=False)
+    for sizes, norms in alone(loss, w, x, 1.0).values():
+        np.testing.assert_allclose(norms, exact, rtol=1e-5)
+        np.testing.assert_allclose(sizes, 1.0, rtol=1e-5)

@@ -27,7 +27,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float
 
 from tanager.clipping.analysis import sizes
-from tanager.clipping.analysis.jaxprs import aval, is_float
+from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.links import Constants
 from tanager.clipping.analysis.sizes import Linear, Steps, Value, near
 
@@ -124,7 +124,8 @@ class _Reader:
         """Find the results of one equation."""
         rule = _RULES.get(equation.primitive.name)
         (result, *more) = equation.outvars
-        if rule is None or more or not is_float(result) or result in self._constants:
+        real = jnp.issubdtype(aval(result).dtype, jnp.floating)
+        if rule is None or more or not real or result in self._constants:
             return
         values = [self._value(atom) for atom in equation.invars]
         if rule is _choose or all(value is not None for value in values):
