@@ -25,6 +25,20 @@ def branch(w, x):
     return jnp.sum(lax.cond(first, lambda: jnp.sin(w @ x), lambda: w[0] * x))
 
 
+def until_all_have_ended(w, x):
+    """Rows that have ended go on, as long as any has not."""
+    end = lax.while_loop(
+        lambda y: eqxi.unvmap_any(jnp.max(jnp.abs(y)) > 0.3), lambda y: 0.5 * y, x
+    )
+    return jnp.sum(jnp.tanh(w @ lax.stop_gradient(end)))
+
+
+def where_any_asks(w, x):
+    """The other branch does nothing, but this one does something to all rows."""
+    y = lax.cond(eqxi.unvmap_any(x[0] > 0.3), lambda y: 2 * y, lambda y: y, x)
+    return jnp.sum(jnp.tanh(w @ y))
+
+
 def error(w, x):
     x = eqx.error_if(x, jnp.any(x > 100), "too large", on_error="nan")
     return jnp.sum(jnp.tanh(w @ x))
@@ -62,7 +76,16 @@ def own_rule(w, x):
     return jnp.sum(jnp.tanh(product(w, x)))
 
 
-LOSSES = [answer, branch, error, ragged, data_alone, own_rule]
+LOSSES = [
+    answer,
+    branch,
+    until_all_have_ended,
+    where_any_asks,
+    error,
+    ragged,
+    data_alone,
+    own_rule,
+]
 W = jnp.asarray(np.random.default_rng(0).normal(size=(3, 3)), jnp.float32)
 X = jnp.asarray(np.random.default_rng(1).normal(size=(ROWS, 3)), jnp.float32)
 X = X.at[0, 0].set(1.0).at[1, 0].set(-1.0)

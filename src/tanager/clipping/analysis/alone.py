@@ -29,8 +29,11 @@ _SEQUENTIAL = getattr(sequential_vmap(lambda x: x).vmap_rule, "__code__", None)
 _OF_THE_BATCH = ("unvmap_any", "unvmap_all", "unvmap_max")
 """Equinox's: under `vmap`, one answer for all rows."""
 
-_CHOOSING = ("and", "or", "not", "convert_element_type", "nonbatchable")
-"""What may stand between such an answer and the choice of a branch."""
+_CHOOSING = ("and", "or", "not", "convert_element_type", "copy")
+"""What may stand between such an answer and the end of a loop."""
+
+_LOOP = "equinox.internal.while_loop"
+"""In the message of what Equinox's loops do with such an answer."""
 
 ERROR_IF = "branched_error_if_impl"
 """The call in which Equinox raises an error, by a callback."""
@@ -89,47 +92,37 @@ def needed_by(jaxpr: Any) -> str:
 def _answer_of_the_batch(jaxpr: Any, allowed: bool = False) -> str:
     """Return which of Equinox's `unvmap_any` and the like changes a value, or nothing.
 
-    They change none in its loops, which run until all rows have ended and leave the
-    rows that have ended as they are, nor where `equinox.error_if` raises.
+    They change none in Equinox's own loops, which run until all rows have ended and
+    leave the rows that have ended as they are, nor where `equinox.error_if` raises.
     """
     for equation in jaxpr.eqns:
         name = equation.primitive.name
         asks = name in _OF_THE_BATCH and not allowed
-        if asks and not _only_chooses(jaxpr, equation.outvars[0]):
+        if asks and not _only_ends_loops(jaxpr, equation.outvars[0]):
             return name
-        for key, value in equation.params.items():
-            for inner in jex.jaxprs_in_params({key: value}):
-                inner = getattr(inner, "jaxpr", inner)
-                raises = equation.params.get("name") == ERROR_IF
-                raises = raises and holds(inner, ("pure_callback",))
-                within = allowed or raises or key == "cond_jaxpr"
-                if found := _answer_of_the_batch(inner, within):
-                    return found
+        for inner in jex.jaxprs_in_params(equation.params):
+            inner = getattr(inner, "jaxpr", inner)
+            raises = equation.params.get("name") == ERROR_IF
+            raises = raises and holds(inner, ("pure_callback",))
+            if found := _answer_of_the_batch(inner, allowed or raises):
+                return found
     return ""
 
 
-def _only_chooses(jaxpr: Any, answer: Any) -> bool:
-    """Whether an answer only decides between doing something and doing nothing."""
+def _only_ends_loops(jaxpr: Any, answer: Any) -> bool:
+    """Whether an answer only decides how long loops of Equinox run.
+
+    A loop or a branch that it chooses elsewhere may change rows that need no change.
+    """
     for equation in jaxpr.eqns:
-        places = [n for n, atom in enumerate(equation.invars) if atom is answer]
-        if not places or (places == [0] and _may_do_nothing(equation)):
+        if not any(atom is answer for atom in equation.invars):
             continue
-        if equation.primitive.name not in _CHOOSING:
-            return False
-        if not _only_chooses(jaxpr, equation.outvars[0]):
+        name = equation.primitive.name
+        if name == "nonbatchable" and _LOOP in str(equation.params.get("msg")):
+            continue
+        if name not in _CHOOSING or not _only_ends_loops(jaxpr, equation.outvars[0]):
             return False
     return not any(atom is answer for atom in jaxpr.outvars)
-
-
-def _may_do_nothing(equation: Any) -> bool:
-    """Whether an equation is a `cond` with a branch that returns its operands."""
-    if equation.primitive.name != "cond":
-        return False
-    branches = [branch.jaxpr for branch in equation.params["branches"]]
-    return any(
-        all(any(atom is given for given in branch.invars) for atom in branch.outvars)
-        for branch in branches
-    )
 
 
 def holds(jaxpr: Any, names: Sequence[str]) -> bool:
