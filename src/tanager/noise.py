@@ -164,7 +164,8 @@ class GaussianNoise:
             parts = zip(leaves, np.split(numbers, ends), strict=True)
             return structure.unflatten(part.reshape(x.shape) for x, part in parts)
 
-        return Whole(*map(like_sums, halves(self._numbers(step))), self.grid)
+        high, low = map(like_sums, halves(self._numbers(step)))
+        return Whole(high, low, self.grid)
 
     def add(self, total: Whole, drawn: Whole) -> PyTree:
         """Return a sum plus noise, in floats; pure, for use under `jax.jit`.

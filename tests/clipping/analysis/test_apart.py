@@ -108,7 +108,7 @@ scaled_by_a_rule.defjvp(lambda x, dx: jax.jvp(scaled, x, dx))
         scaled_by_a_rule,
         lambda *x: lax.cond(x[0][0, 0, 0] > -99, scaled, scaled, *x),
         lambda *x: lax.while_loop(
-            lambda s: s[0] < 1, lambda s: (1, scaled(*x)), (0, convolve(*x))
+            lambda s: s[0] < 1, lambda s: (s[0] + 1, scaled(*x)), (0, convolve(*x))
         )[1],
     ],
 )
@@ -239,8 +239,8 @@ class Centred(hijax.VJPHiPrimitive):
         self.in_avals, self.out_aval, self.params = (kind,), kind, {}
         super().__init__()
 
-    def expand(self, x):
-        return x
+    def expand(self, *args):
+        return args[0]
 
     def batch(self, axis_data, args, dims):
         return _mixed(axis_data.size, dims, *args)[0], 0
