@@ -87,7 +87,7 @@ def test_the_most_probable_classes_have_columns_by_rank(run, photos, printed):
         ([], "files (='') are missing: name images, or folders of them"),
         (["."], "files (='.') hold no images (.png"),
         (["a.png", "--top", "0"], "top (=0) must be at least 1"),
-        (["a.png", "--batch-size", "0"], "batch_size (=0) must be at least 1"),
+        (["a.png", "--batch-size", "0"], "batch-size (=0) must be at least 1"),
         (
             ["a.png", "--weights", "ema"],
             "weights (='ema') must be one of average, last",
