@@ -25,6 +25,9 @@ LAWS = [
     Selection(10, math.inf),
     Selection(1, 0.5),
     Selection(1.5, 0),
+    # The probability of no run, or of one, is below the smallest number.
+    Selection(1000, math.inf),
+    Selection(2000, 2000.0),
 ]
 SHAPES = [0, 0.5, 1, 3.0, math.inf]
 

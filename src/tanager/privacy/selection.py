@@ -73,25 +73,31 @@ class Selection:
         return last
 
     def _probabilities(self) -> Iterator[tuple[int, float]]:
-        """Yield each number of runs with its probability, down to 1e-18."""
+        """Yield each number of runs with its probability, down to 1e-18.
+
+        By logarithms: that of no run by poisson underflows from a mean of 746 on.
+        """
         if self.shape == math.inf:
-            runs, probability = 0, math.exp(-self.mean)
+            runs, logarithm = 0, -self.mean
         elif self.mean == 1:
             yield 1, 1.0
             return
         else:  # definition 1 of Papernot and Steinke
-            runs, logarithm = 1, math.log(self.gamma)
-            probability = (1 - self.gamma) / -logarithm
-            if self.shape > 0:
-                odds = math.expm1(-self.shape * logarithm)
-                probability = (1 - self.gamma) * self.shape / odds
-        most_likely = self.mean if self.shape > 1 else 0.0
-        while runs <= most_likely or probability > 1e-18:
-            yield runs, probability
-            if self.shape == math.inf:
-                probability *= self.mean / (runs + 1)
+            log_gamma = math.log(self.gamma)
+            runs, logarithm = 1, math.log1p(-self.gamma)
+            if self.shape == 0:
+                logarithm -= math.log(-log_gamma)
             else:
-                probability *= (1 - self.gamma) * (runs + self.shape) / (runs + 1)
+                logarithm += math.log(self.shape) + self.shape * log_gamma
+                logarithm -= math.log(-math.expm1(self.shape * log_gamma))
+        most_likely = self.mean if self.shape > 1 else 0.0
+        while runs <= most_likely or logarithm > math.log(1e-18):
+            yield runs, math.exp(logarithm)
+            if self.shape == math.inf:
+                logarithm += math.log(self.mean / (runs + 1))
+            else:
+                more = (runs + self.shape) / (runs + 1)
+                logarithm += math.log1p(-self.gamma) + math.log(more)
             runs += 1
 
     @functools.cached_property
