@@ -1,7 +1,11 @@
 """What is said of a classifier is scikit-learn's, and its intervals hold."""
 
+import itertools
+import math
+
 import numpy as np
 import pytest
+from scipy import stats
 from sklearn import metrics
 
 from tanager import measures
@@ -45,7 +49,7 @@ def test_of_many_classes_the_five_likeliest_count_too():
 
 
 def test_what_is_drawn_again_is_measured_as_scikit_learn_does():
-    """The formulas of the intervals, which are computed 500 times."""
+    """The formulas of the intervals, which are computed many times."""
     scores, labels = drawn(90, 3)
     matrix = metrics.confusion_matrix(labels, scores.argmax(axis=1))
     weights = np.random.default_rng(1).integers(0, 4, 90)
@@ -68,12 +72,55 @@ def test_wilson_s_interval_is_the_published_one():
         assert found["high"] == pytest.approx(high, abs=5e-5)
 
 
-def test_where_all_are_right_only_wilson_s_interval_says_how_sure_that_is():
+def test_where_all_are_right_wilson_s_intervals_say_how_sure_that_is():
     labels = np.arange(40) % 2
     found = measure(np.eye(2)[labels], labels, ["no", "yes"])
-    assert 0.9 < found["accuracy"]["low"] < found["accuracy"]["high"] == 1
-    for name in ("balanced_accuracy", "macro_f1", "auroc"):
-        assert found[name] == {"value": 1, "low": None, "high": None}, name
+    for name in ("accuracy", "balanced_accuracy", "macro_f1"):
+        assert 0.85 < found[name]["low"] < found[name]["high"] == 1, name
+    assert found["auroc"] == {"value": 1, "low": None, "high": None}
+
+
+def test_a_rare_class_that_is_all_right_is_not_taken_for_certain():
+    """The exact chance that intervals hold; those of a bootstrap do 60 % of the time."""
+    sizes, chance = (60, 12), 0.95
+    labels = np.repeat([0, 1], sizes)
+    mean = np.array(sizes)[:, None] * [[chance, 1 - chance], [1 - chance, chance]]
+    truth = {"balanced_accuracy": chance, "macro_f1": measures.f1(mean)}
+    held, seen = dict.fromkeys(truth, 0.0), 0.0
+    for right in itertools.product(*(range(size + 1) for size in sizes)):
+        likely = math.prod(stats.binom.pmf(right, sizes, chance))
+        if likely < 1e-4:
+            continue
+        wrong = [
+            np.arange(n) >= found for n, found in zip(sizes, right, strict=True)
+        ]
+        predicted = labels ^ np.concatenate(wrong)
+        found = measure(np.eye(2)[predicted], labels, "ab", bootstrap=False)
+        seen += likely
+        for name, value in truth.items():
+            held[name] += likely * (found[name]["low"] <= value <= found[name]["high"])
+    assert min(held.values()) > 0.93 * seen, held
+
+
+def test_the_interval_of_one_class_among_sure_ones_is_wilson_s():
+    """By hand: of two classes, one with very many examples, the mean moves by half."""
+    labels = np.repeat([0, 1], [100_000, 20])
+    predicted = labels.copy()
+    predicted[-3:] = 0
+    found = measure(np.eye(2)[predicted], labels, "ab", bootstrap=False)
+    own = found["per_class"][1]["accuracy"]
+    for end in ("low", "high"):
+        half = (1 + own[end]) / 2
+        assert found["balanced_accuracy"][end] == pytest.approx(half, abs=1e-4)
+
+
+def test_of_fewer_than_ten_examples_of_a_class_no_area_has_an_interval():
+    scores, labels = drawn(100, 3)
+    few = np.flatnonzero(labels != 2)
+    few = np.append(few, np.flatnonzero(labels == 2)[:9])
+    found = measure(scores[few], labels[few], "abc")
+    assert found["auroc"]["value"] and found["auroc"]["low"] is None
+    assert measure(scores, labels, "abc")["auroc"]["low"] is not None
 
 
 def test_two_classes_and_missing_ones():

@@ -123,8 +123,11 @@ def run(arguments: Sequence[str]) -> int:
     logits, labels = _logits(model, dataset, options)
     target, drawn = TARGETS[model.multi_label], "within each class"
     found = target.measure(target.probabilities(logits), labels, model.classes)
+    combined = dict.fromkeys(
+        ("balanced_accuracy", "macro_f1"), "Wilson of each class, combined"
+    )
     if model.multi_label:
-        drawn = "weights of all examples"
+        drawn, combined = "weights of all examples", {}
     recorded = model.config.get("recipe") or {}
     of = options.data or recorded.get("data") or dataset.name
     which = {"all": "", "test": "test ", "train": "training "}[options.split]
@@ -141,6 +144,7 @@ def run(arguments: Sequence[str]) -> int:
                 "intervals": {
                     "confidence": CONFIDENCE,
                     "accuracy": "Wilson",
+                    **combined,
                     "others": f"bootstrap, {RESAMPLES} samples, {drawn}",
                 },
                 "note": _NOTE,
