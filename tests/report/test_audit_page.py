@@ -3,6 +3,7 @@
 import pytest
 from written import audit
 
+from tanager.audit.bounds import Errors, SubsampledEstimator
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.trade_off import TradeOff
 from tanager.report import audit_figures, audit_page
@@ -34,6 +35,22 @@ def test_it_says_what_was_found_in_plain_words(found):
     same = found | {"trade_off_bound": 2.0, "method": "white-box"}
     assert sentence(same).startswith("An attacker who sees every update proves")
     assert "amount of noise" not in sentence(same)
+
+
+def test_a_share_of_the_claim_that_is_proven_is_rounded_down(found):
+    assert ": 24 % of the claimed 8." in sentence(found | {"epsilon_lower_bound": 1.99})
+
+
+def test_that_no_noise_explains_an_attack_is_said(tmp_path, found, monkeypatch):
+    """Where more is recognised than was sampled, as if all examples were."""
+    monkeypatch.setattr(audit_figures, "_POINTS", 2)
+    refuted = SubsampledEstimator(1e-5, 0.95, Mechanism(0.1, 1.0, 1))
+    bound = refuted.bound(Errors(0, 500, 100, 500))
+    both = {"epsilon_lower_bound": bound, "trade_off_bound": bound, "violated": True}
+    said = "ε is at least ∞: no amount of noise explains what it saw."
+    assert said in sentence(found | both)
+    page = written(tmp_path, found | both)
+    assert said in page and "VIOLATED" in page
 
 
 def test_the_page_stands_alone_and_the_same_audit_gives_the_same(

@@ -1,5 +1,6 @@
 """The report of an audit: one HTML page."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,13 @@ def sentence(found: _Fields) -> str:
     if bound == 0:
         shown = f"{attacker} proves nothing about ε, {confidence}."
     else:
-        shown = (
-            f"{attacker} proves, {confidence}, that ε is at least "
-            f"{format_bound(bound)}: {100 * bound / claimed:.0f} % of the claimed "
-            f"{format_epsilon(claimed)}."
-        )
+        shown = f"{attacker} proves, {confidence}, that ε is at least "
+        if bound in (None, math.inf):
+            shown += "∞: no amount of noise explains what it saw."
+        else:
+            part = math.floor(100 * bound / claimed)
+            shown += f"{format_bound(bound)}: {part} % of the claimed "
+            shown += f"{format_epsilon(claimed)}."
     other = found["trade_off_bound"]
     if other not in (bound, 0):
         shown += " If only the amount of noise can differ from the claim, ε is at least"
