@@ -3,7 +3,13 @@ from fractions import Fraction
 
 import pytest
 
-from tanager.privacy.shown import format_bound, format_epsilon, format_share
+from tanager.privacy.shown import (
+    format_bound,
+    format_delta,
+    format_epsilon,
+    format_share,
+)
+from tanager.report import guarantee
 
 
 EPSILONS = [0.0, 1e-7, 0.19849, 0.99996, 2.0, 3.0000001, 7.400165, 12.4432, 9999.5, 2e6]
@@ -21,6 +27,15 @@ def test_four_digits():
     assert [format_epsilon(7.400165), format_bound(7.400165)] == ["7.401", "7.4"]
     assert [format_epsilon(12.4432), format_bound(12.4432)] == ["12.45", "12.44"]
     assert format_epsilon(3.0) == format_bound(3.0) == "3"
+
+
+def test_a_delta_is_rounded_up_where_a_run_claims_it():
+    """One over 70,000 is 1.428571…e-05, and 1.42857e-05 would be a smaller δ."""
+    shown = [format_delta(each) for each in (1 / 70_000, 1e-5, 2.04e-05, 0.5)]
+    assert shown == ["1.42858e-05", "1e-05", "2.04e-05", "0.5"]
+    result = {"epsilon": 3.0, "delta": 1 / 70_000, "adjacency": "zero-out"}
+    for sentence in (guarantee.claim(result), guarantee.meaning(result)):
+        assert "δ = 1.42858e-05)" in sentence
 
 
 def test_a_risk_is_rounded_up_and_at_most_certain():

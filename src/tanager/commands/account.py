@@ -19,7 +19,7 @@ from tanager.privacy import accountant
 from tanager.privacy.account import Account, Balance
 from tanager.privacy.charges import together
 from tanager.privacy.mechanism import Mechanism
-from tanager.privacy.shown import format_bound, format_epsilon
+from tanager.privacy.shown import format_bound, format_delta, format_epsilon
 from tanager.recipes.accounts import default_path
 
 
@@ -208,7 +208,7 @@ def _print(content: dict[str, Any]) -> None:
     unit = f", for each {content['unit']}" if content["unit"] else ""
     console.print(
         f"together ε = {format_epsilon(content['epsilon'])} at δ = "
-        f"{content['delta']:g} ({content['adjacency']}, "
+        f"{format_delta(content['delta'])} ({content['adjacency']}, "
         f"{content['accountant'].upper()}){unit}"
     )
     limit = content["limit"]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tanager.privacy.account import Account
-from tanager.privacy.shown import format_epsilon
+from tanager.privacy.shown import format_delta, format_epsilon
 from tanager.recipes.accounts import path_of
 from tanager.recipes.recipe import Recipe
 
@@ -29,6 +29,6 @@ def sentence(recipe: Recipe, total: Mapping[str, Any] | None) -> str:
         )
     return (
         f"charged to {path}: all runs on these data together ε = "
-        f"{format_epsilon(total['epsilon'])} at δ = {total['delta']:g} "
+        f"{format_epsilon(total['epsilon'])} at δ = {format_delta(total['delta'])} "
         f"({total['adjacency']}, {total['accountant'].upper()})\n"
     )

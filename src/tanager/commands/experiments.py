@@ -12,7 +12,7 @@ from tanager._terminal import new_console
 from tanager.commands import accounts, flags
 from tanager.commands.tables import new_table, print_json
 from tanager.commands.watching import work_through
-from tanager.privacy.shown import format_epsilon
+from tanager.privacy.shown import format_delta, format_epsilon
 from tanager.recipes.recipe import Recipe
 
 
@@ -351,7 +351,7 @@ def _print(
             f"best: --epsilon {best['epsilon']:.6g} --steps {best['steps']} "
             f"--batch-size {best['batch_size']} "
             f"--learning-rate {best['learning_rate']:g}, "
-            f"ε = {format_epsilon(best['epsilon'])} at δ = {best['delta']:g} by PLD"
+            f"ε = {format_epsilon(best['epsilon'])} at δ = {format_delta(best['delta'])} by PLD"
             f"{others}"
         )
     if more is not None:

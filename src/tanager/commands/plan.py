@@ -15,7 +15,7 @@ from tanager.privacy import tan
 from tanager.privacy.accountant import Accountant
 from tanager.privacy.mechanism import Adjacency
 from tanager.privacy.plan import Plan
-from tanager.privacy.shown import format_epsilon
+from tanager.privacy.shown import format_delta, format_epsilon
 from tanager.report import guarantee
 
 
@@ -115,15 +115,17 @@ def _print_frontier(points: list[frontiers.Point], console: Console) -> None:
 
 def _print_table(plan: Plan, console: Console) -> None:
     mechanism = plan.mechanism
-    solved = {plan.solved: "  ← solved for"}
+    solved, noise = {plan.solved: "  ← solved for"}, f"{plan.noise_multiplier:.6g}"
+    if plan.solved == "noise_multiplier":
+        noise = format_delta(plan.noise_multiplier)  # as shown, it keeps the budget
     settings = (
         ("", "examples N", f"{plan.examples}"),
         ("batch_size", "batch size B", f"{plan.batch_size}"),
         ("", "sample rate q", f"{mechanism.sample_rate:.6g}"),
         ("steps", "steps T", f"{plan.steps}"),
         ("", "epochs", f"{plan.epochs:.4g}"),
-        ("noise_multiplier", "noise multiplier σ", f"{plan.noise_multiplier:.6g}"),
-        ("", "δ", f"{plan.delta:g}"),
+        ("noise_multiplier", "noise multiplier σ", noise),
+        ("", "δ", format_delta(plan.delta)),
         ("", "adjacency", str(plan.adjacency)),
         ("", "signal to noise η", f"{tan.eta(mechanism):.4g}"),
         ("", "η of one step", f"{tan.eta_step(mechanism):.4g}"),

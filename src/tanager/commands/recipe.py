@@ -13,7 +13,7 @@ from tanager._terminal import new_console
 from tanager.commands import flags
 from tanager.commands.tables import new_table, print_json
 from tanager.privacy import accountant
-from tanager.privacy.shown import format_epsilon
+from tanager.privacy.shown import format_delta, format_epsilon
 from tanager.recipes.papers import PublishedRun
 from tanager.recipes.recipe import Recipe, RecipeEntry
 
@@ -168,7 +168,7 @@ def _print(shown: dict[str, Any]) -> None:
     if "steps" in shown:
         console.print(
             f"\non N = {shown['examples']:,}: ε = {format_epsilon(shown['epsilon'])} "
-            f"at δ = {shown['delta']:g}: noise multiplier "
+            f"at δ = {format_delta(shown['delta'])}: noise multiplier "
             f"{shown['noise_multiplier']:.4g}, expected batch {shown['batch_size']}, "
             f"{shown['steps']} steps"
         )

@@ -10,7 +10,7 @@ from tyro.conf import Positional
 from tanager._terminal import new_console
 from tanager.commands import flags
 from tanager.commands.tables import new_table, number, print_json
-from tanager.privacy.shown import format_epsilon
+from tanager.privacy.shown import format_delta, format_epsilon
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ def run(arguments: Sequence[str]) -> int:
             else "—"
             if epsilon is None
             else format_epsilon(epsilon),
-            number(row["delta"], "{:g}"),
+            "—" if row["delta"] is None else format_delta(row["delta"]),
             number(row["test_accuracy"], "{:.2%}"),
             number(row["test_accuracy_ema"], "{:.2%}"),
             *(number(row["test_auroc_ema"], "{:.2%}") for _ in labels),

@@ -19,7 +19,7 @@ from tanager.commands import accounts, experiments, flags, norms
 from tanager.commands.experiments import held_out, target_of
 from tanager.commands.tables import print_json
 from tanager.commands.watching import Watching, work_through
-from tanager.privacy.shown import format_epsilon
+from tanager.privacy.shown import format_delta, format_epsilon
 from tanager.recipes.recipe import Recipe
 
 
@@ -152,7 +152,7 @@ def _search_privately(name: str, recipe: Recipe, options: Options) -> int:
         f"{name}: a secret number of runs, {options.trials} on average, at most "
         f"{selection.at_most(0.99)} in 99 of 100 searches; each with noise multiplier "
         f"{settings.search.run.noise_multiplier:.4g}, all of them together at ε = "
-        f"{format_epsilon(settings.epsilon)}, δ = {settings.delta:g} (RDP). Stopping "
+        f"{format_epsilon(settings.epsilon)}, δ = {format_delta(settings.delta)} (RDP). Stopping "
         "earlier, or searching again, has another guarantee or none"
     )
     out = Path(recipe.out or f"runs/{name}-private-search")
@@ -162,7 +162,7 @@ def _search_privately(name: str, recipe: Recipe, options: Options) -> int:
     new_console(markup=False).print(
         f"best: {100 * winner.noisy_accuracy:.1f} % of the held-out examples, with "
         f"noise, by {_listed(winner.values)}\nε = {format_epsilon(winner.epsilon)} at "
-        f"δ = {winner.delta:g} for the whole search\n"
+        f"δ = {format_delta(winner.delta)} for the whole search\n"
         f"{_charged(recipe, winner.delta)}report: {out}/report.html",
         soft_wrap=True,
     )
@@ -247,7 +247,7 @@ def _announce(settings: "Settings", trials: int, console: Console) -> None:
         f"{target.name}: for a run of batch size {target.recipe.batch_size}, noise "
         f"multiplier {target.mechanism.noise_multiplier:.4g} and {target.steps} steps "
         f"on {target.examples} examples (ε = {format_epsilon(target.epsilon)} at δ = "
-        f"{target.delta:g}), {trials} trials at batch size {settings.batch_sizes[0]}; "
+        f"{format_delta(target.delta)}), {trials} trials at batch size {settings.batch_sizes[0]}; "
         f"{settings.validation_examples} training examples are held out to compare "
         "them; test examples are not read"
     )

@@ -20,7 +20,7 @@ from tanager.commands.tables import print_json
 from tanager.measures import HEADLINES
 from tanager.privacy.class_counts import deviation_of
 from tanager.privacy.plan import delta_warning
-from tanager.privacy.shown import format_epsilon
+from tanager.privacy.shown import format_delta, format_epsilon
 from tanager.recipes.recipe import Recipe
 
 
@@ -111,7 +111,7 @@ def _train(
         console.print(f"NOT PRIVATE: no clipping, no noise; {steps}")
     else:
         console.print(
-            f"budget: ε = {format_epsilon(budget.epsilon)} at δ = {budget.delta:g} "
+            f"budget: ε = {format_epsilon(budget.epsilon)} at δ = {format_delta(budget.delta)} "
             f"({mechanism.adjacency}, {recipe.accountant.upper()}): noise multiplier "
             f"{mechanism.noise_multiplier:.4g}, expected batch {recipe.batch_size}, "
             + steps
@@ -285,7 +285,7 @@ def _names(kind: str, names: Sequence[str]) -> str:
 def _conclusion(result: "TrainResult", averaged: bool) -> str:
     kind = "" if result.summary["private"] else "NOT PRIVATE (see the report): "
     text = (
-        f"{kind}ε = {format_epsilon(result.epsilon)} at δ = {result.delta:g} was spent"
+        f"{kind}ε = {format_epsilon(result.epsilon)} at δ = {format_delta(result.delta)} was spent"
     )
     for name, words in HEADLINES.items():
         last, average = (result.summary.get(f"test_{name}{k}") for k in ("", "_ema"))

@@ -31,7 +31,7 @@ from tanager.privacy import accountant as accountants
 from tanager.privacy.charges import WHAT, Charge, Total, common_adjacency, together
 from tanager.privacy.hashed_file import Accept, HashedFile, read_lines
 from tanager.privacy.mechanism import Mechanism
-from tanager.privacy.shown import format_bound, format_epsilon
+from tanager.privacy.shown import format_bound, format_delta, format_epsilon
 
 
 _VERSION = 2
@@ -338,7 +338,7 @@ class Account:
 
     def _raise_to(self, epsilon: float, delta: float) -> str:
         words = ["tanager", "account", "limit", "--epsilon", format_epsilon(epsilon)]
-        words += ["--delta", f"{delta:g}", "--account", str(self.path)]
+        words += ["--delta", format_delta(delta), "--account", str(self.path)]
         return f"raise the limit with `{shlex.join(words)}`"
 
 

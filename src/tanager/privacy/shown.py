@@ -1,4 +1,4 @@
-"""ε and risks as text: rounding makes neither a guarantee nor a proof look better."""
+"""ε, δ and risks as text: rounding makes no guarantee and no proof look better."""
 
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
@@ -19,6 +19,15 @@ def format_share(share: float) -> str:
     digits = Context(prec=3, rounding=ROUND_CEILING)
     exact = 100 * Decimal(str(min(share, 1.0)))
     return f"{digits.plus(exact).normalize():f} %"
+
+
+def format_delta(delta: float) -> str:
+    """Return δ, or noise that keeps a budget, with six significant digits, rounded up.
+
+    A claim at a δ holds at any larger one, and not at a smaller one.
+    """
+    digits = Context(prec=6, rounding=ROUND_CEILING)
+    return f"{float(digits.create_decimal(Decimal(str(delta)))):g}"
 
 
 def _rounded(epsilon: float | None, rounding: str) -> str:

@@ -14,7 +14,7 @@ from tanager.measures import HEADLINES
 from tanager.parallel import hosts
 from tanager.privacy import accountant
 from tanager.privacy.account import Account
-from tanager.privacy.shown import format_epsilon
+from tanager.privacy.shown import format_delta, format_epsilon
 from tanager.recipes.runner import Prepared
 from tanager.training import charging
 from tanager.training.result import TrainResult
@@ -97,5 +97,6 @@ def sentence(found: dict[str, Any]) -> str:
     text += ", ".join(parts)
     if found["epsilon_together"] is not None:
         together = format_epsilon(found["epsilon_together"])
-        text += f"; all of them together spent ε = {together} at δ = {found['delta']:g}"
+        text += f"; all of them together spent ε = {together} at "
+        text += f"δ = {format_delta(found['delta'])}"
     return text

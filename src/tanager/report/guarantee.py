@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tanager.privacy.mechanism import LARGE_EPSILON
-from tanager.privacy.shown import format_epsilon, format_share
+from tanager.privacy.shown import format_delta, format_epsilon, format_share
 
 
 _Fields = Mapping[str, Any]
@@ -38,7 +38,7 @@ def subject(result: _Fields) -> str:
 
 def claim(result: _Fields) -> str:
     """Return the guarantee as numbers: (ε = 3, δ = 1e-05)."""
-    return f"(ε = {format_epsilon(result['epsilon'])}, δ = {number(result['delta'])})"
+    return f"(ε = {format_epsilon(result['epsilon'])}, δ = {format_delta(result['delta'])})"
 
 
 def weakness(result: _Fields) -> str | None:
@@ -64,7 +64,7 @@ def meaning(result: _Fields) -> str:
     return (
         f"Seeing this model makes any conclusion about one {one} at most "
         f"e^ε = {factor(result['epsilon'])} times more likely than if {other} "
-        f"(with a failure probability of δ = {number(result['delta'])})."
+        f"(with a failure probability of δ = {format_delta(result['delta'])})."
     )
 
 
@@ -165,7 +165,7 @@ def together(result: _Fields) -> str:
     return (
         "When it ended, all runs on these data that were charged to their account, "
         f"this one included, had spent ε = {format_epsilon(total['epsilon'])} at "
-        f"δ = {number(total['delta'])} together ({total['adjacency']}, "
+        f"δ = {format_delta(total['delta'])} together ({total['adjacency']}, "
         f"{total['accountant'].upper()})."
     )
 

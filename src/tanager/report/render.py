@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tanager import _validate as validate
 from tanager._files import write_text
 from tanager._text import clean
-from tanager.privacy.shown import format_bound, format_epsilon
+from tanager.privacy.shown import format_bound, format_delta, format_epsilon
 from tanager.report import guarantee
 
 
@@ -72,6 +72,7 @@ def _environment() -> "Environment":
         keep_trailing_newline=True,
     )
     environment.filters |= {
+        "delta": format_delta,
         "duration": guarantee.duration,
         "epsilon": format_epsilon,
         "between": guarantee.between,

@@ -21,7 +21,7 @@ from tanager.audit.white_box import audit_white_box
 from tanager.commands.audit.progress import ModelsProgress
 from tanager.data import Dataset, Source, as_source, gather, subset
 from tanager.privacy.mechanism import Mechanism
-from tanager.privacy.shown import format_epsilon
+from tanager.privacy.shown import format_delta, format_epsilon
 from tanager.recipes import heads, runner, tasks
 from tanager.recipes.accounts import account_of
 from tanager.recipes.optimizers import optimizer
@@ -135,7 +135,7 @@ def membership(
     claimed = recipe.epsilon, recipe.delta
     console = new_console(stderr=True, quiet=options.json)
     console.print(
-        f"{name}: attack on ε = {format_epsilon(claimed[0])} at δ = {claimed[1]:g}, by "
+        f"{name}: attack on ε = {format_epsilon(claimed[0])} at δ = {format_delta(claimed[1])}, by "
         f"{options.models} models and those of phase I; reading the data"
     )
     dataset = runner.load(recipe)
@@ -192,7 +192,7 @@ def _prepared(
     mechanism, delta = prepared.budget.mechanism, prepared.budget.delta
     new_console(stderr=True).print(
         f"{name}: claims ε = {format_epsilon(prepared.budget.epsilon)} at δ = "
-        f"{delta:g}: sample rate {mechanism.sample_rate:.4g}, noise "
+        f"{format_delta(delta)}: sample rate {mechanism.sample_rate:.4g}, noise "
         f"multiplier {mechanism.noise_multiplier:.4g} and {mechanism.steps} steps"
     )
     account = None
