@@ -343,6 +343,43 @@ def test_a_group_is_a_mixture_of_gaussians(q, group):
         assert found <= 1.0001e-4 or epsilon < spent
 
 
+@pytest.mark.parametrize("group", [100, 1000, 100_000])
+def test_a_large_group_that_is_seldom_sampled_is_as_a_law_of_few(group):
+    """Binomial(k, 0.1 / k) is nearly Poisson(0.1): ε hardly depends on k."""
+    spent = [
+        accountant.epsilon(Mechanism(0.1 / k, 2.0, 1000), 1e-6, group=k)
+        for k in (50, group)
+    ]
+    assert spent[0] == pytest.approx(9.39, abs=0.01)
+    assert spent[1] == pytest.approx(spent[0], rel=1e-3)
+
+
+def test_numbers_of_a_group_that_are_left_out_count_as_no_privacy():
+    """The δ of a step, in 50 digits, is not above the one that is stated."""
+    one, group, epsilon = Mechanism(0.001, 0.5, 1), 60, 6.0
+    part = _pld.Part(one.sample_rate, one.noise_multiplier, 1, group)
+    assert len(part.shifts()[0]) < group
+    (removed, _) = _pld.compose((part,), one.adjacency)
+    with mpmath.workdps(50):
+        law = [
+            mpmath.binomial(group, k)
+            * mpmath.mpf(one.sample_rate) ** k
+            * (1 - mpmath.mpf(one.sample_rate)) ** (group - k)
+            for k in range(group + 1)
+        ]
+
+        def loss(x):
+            return mpmath.log(
+                sum(w * mpmath.exp(4 * k * (x - k / 2)) for k, w in enumerate(law))
+            )
+
+        x = mpmath.findroot(lambda x: loss(x) - epsilon, (0, 5), solver="anderson")
+        with_group = sum(w * mpmath.ncdf(2 * (k - x)) for k, w in enumerate(law))
+        exact = with_group - mpmath.exp(epsilon) * mpmath.ncdf(-2 * x)
+    stated = removed.get_delta_for_epsilon(epsilon)
+    assert exact <= stated <= 1.001 * exact
+
+
 def test_a_group_without_sampling_is_one_gaussian():
     mechanism = Mechanism(1.0, 20.0, 50)
     exact = gaussian_epsilon(3 * math.sqrt(50) / 20, 1e-5)

@@ -52,12 +52,19 @@ class Part(NamedTuple):
     group: int = 1
 
     def shifts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return how far a step can move the sum, and the logarithms of how likely."""
+        """Return how far a step can move the sum, and the logarithms of how likely.
+
+        Of a large group, numbers so high are left out that they are sampled with a
+        probability of at most `_CUT` together.
+        """
         q, number = self.sample_rate, np.arange(self.group + 1.0)
         without = self.group - number
         ways = special.gammaln(number + 1) + special.gammaln(without + 1)
         log_weights = special.xlogy(number, q) + special.xlog1py(without, -q)
-        return number, log_weights + math.lgamma(self.group + 1) - ways
+        log_weights += math.lgamma(self.group + 1) - ways
+        kept = log_weights > math.log(_CUT / (self.group + 1))
+        kept |= number <= max(1.0, q * self.group)
+        return number[kept], log_weights[kept]
 
 
 def _losses(
@@ -189,6 +196,8 @@ def _connected(part: Part, interval: float, removes: bool) -> "DensePLDPmf":
     upper, lower = (with_group, without) if removes else (without, with_group)
     deltas = -np.expm1(epsilons) if removes else np.zeros(len(epsilons))
     deltas[reached] = np.exp(upper) - np.exp(epsilons[reached] + lower)
+    if removes and len(shifts) <= part.group:
+        deltas[reached] += _CUT  # of the numbers left out; to add loses less by them
     # Algorithm 1 of Doroshenko et al., without a dictionary in between. Where rounding
     # makes δ rise, the values before it are raised to it.
     deltas = np.maximum.accumulate(np.clip(deltas, 0, 1)[::-1])[::-1]
