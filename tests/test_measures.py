@@ -114,6 +114,26 @@ def test_the_interval_of_one_class_among_sure_ones_is_wilson_s():
         assert found["balanced_accuracy"][end] == pytest.approx(half, abs=1e-4)
 
 
+@pytest.mark.statistical
+@pytest.mark.parametrize("of_labels", [False, True])
+def test_intervals_of_areas_hold_with_few_examples_of_a_kind(monkeypatch, of_labels):
+    """The middle 95 % of bootstrap samples hold for 69 of these 100 samples."""
+    monkeypatch.setattr(measures, "RESAMPLES", 60)
+    true, held = 0.98, 0
+    labels = np.repeat([0, 1], [150, 10])
+    for seed in range(100):
+        scores = np.random.default_rng(seed).normal(size=160)
+        scores += labels * stats.norm.ppf(true) * math.sqrt(2)
+        chances = measures.chances(scores)
+        if of_labels:
+            found = measures.measure_labels(chances[:, None], labels[:, None], "a")
+        else:
+            found = measure(np.stack([1 - chances, chances], 1), labels, "ab")
+        own = found["auroc"]
+        held += own["low"] is None or own["low"] <= true <= own["high"]
+    assert held >= 85, held
+
+
 def test_of_fewer_than_ten_examples_of_a_class_no_area_has_an_interval():
     scores, labels = drawn(100, 3)
     few = np.flatnonzero(labels != 2)

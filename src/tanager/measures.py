@@ -4,9 +4,9 @@ The numbers are scikit-learn's. Intervals hold about 95 % of the time if the exa
 are drawn independently; several of a person are not, and make them too narrow. They are
 Wilson's for shares (accuracies of all and of each class), and made of those of the
 classes for balanced accuracy and macro F1: a bootstrap has no doubt about a rare class
-that is all right, and holds 65 % of the time. For the others they are the middle 95 %
-of `RESAMPLES` bootstrap samples, drawn within each class with a fixed seed, so that the
-same input gives the same interval.
+that is all right, and holds 65 % of the time. For the others they follow from the
+deviation of `RESAMPLES` bootstrap samples, drawn within each class with a fixed seed, so
+that the same input gives the same interval.
 
 Classes without an example are left out of the means over classes. `measure_labels` is
 for examples with any number of labels; its samples are weights of the examples from the
@@ -99,6 +99,7 @@ def measure(
         "auroc": _between(
             np.mean([*areas.values()]) if areas else None,
             _areas(probabilities, labels, [*areas]) if enough else (),
+            counts[present].min(),
         ),
         "majority_share": float(counts.max() / len(labels)),
         "majority_class": classes[int(counts.argmax())],
@@ -157,13 +158,15 @@ def measure_labels(
 
     def of_label(name: str, k: int) -> dict[str, float | None]:
         enough = fewer[k] >= FEWEST and name in drawn
-        return _between(values[name].get(k), drawn[name][k] if enough else ())
+        own = drawn[name][k] if enough else ()
+        return _between(values[name].get(k), own, fewer[k])
 
     def of_all(name: str) -> dict[str, float | None]:
         there = [*values[name].values()]
         every = [*drawn.get(name, {}).values()] if wide else []
         means = np.mean(every, axis=0).tolist() if every else ()
-        return _between(np.mean(there) if there else None, means)
+        rarest = fewer[fewer > 0].min(initial=len(labels))
+        return _between(np.mean(there) if there else None, means, rarest)
 
     named = probabilities >= THRESHOLD
     return {
@@ -278,12 +281,24 @@ def _share(right: int, count: int) -> dict[str, float | None]:
     return {"value": value, "low": float(found.low), "high": float(found.high)}
 
 
-def _between(value: Any, drawn: Sequence[float]) -> dict[str, float | None]:
+def _between(
+    value: Any, drawn: Sequence[float], fewest: int
+) -> dict[str, float | None]:
+    """Return a value with an interval by the deviation of what was drawn again.
+
+    In log-odds, by Student's t for the `fewest` examples of a kind. Of 10 to 20, the
+    middle 95 % of what is drawn hold 70 to 85 % of the time.
+    """
     if value is None or not drawn:
         return {"value": value and float(value), "low": None, "high": None}
-    if min(drawn) == max(drawn):  # all are right: what is drawn again says no more
+    # Where all are right, what is drawn again says no more.
+    if max(drawn) - min(drawn) < 1e-12 or not 0 < value < 1:
         return {"value": float(value), "low": None, "high": None}
-    low, high = np.quantile(drawn, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
+    from scipy import special, stats
+
+    times = float(stats.t.ppf((1 + CONFIDENCE) / 2, fewest - 1))
+    away = times * float(np.std(drawn)) / (value * (1 - value))
+    low, high = special.expit(special.logit(value) + np.array([-away, away]))
     return {"value": float(value), "low": float(low), "high": float(high)}
 
 

@@ -145,7 +145,7 @@ def run(arguments: Sequence[str]) -> int:
                     "confidence": CONFIDENCE,
                     "accuracy": "Wilson",
                     **combined,
-                    "others": f"bootstrap, {RESAMPLES} samples, {drawn}",
+                    "others": f"deviation of {RESAMPLES} bootstrap samples, {drawn}",
                 },
                 "note": _NOTE,
             }
