@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     """One direction of each part: a step's distribution, and how many steps."""
 
 
-_ORDINARY_INTERVAL = 1e-4
+ORDINARY_INTERVAL = 1e-4
 _FEW_STEP_POINTS, _STEP_POINTS = 40_000, 70_000  # each takes 1 to 6 µs
 _COMPOSED_POINTS = 300_000  # each takes 1 µs
 _LARGEST_INTERVAL = 500.0  # beyond it, exp(interval) overflows
@@ -138,15 +138,15 @@ def value_discretisation_interval(parts: Sequence[Part], adjacency: Adjacency) -
         span += max(spans)
         finest = min(finest, max(spreads) / 16)
     interval = max(
-        min(_ORDINARY_INTERVAL, finest),
+        min(ORDINARY_INTERVAL, finest),
         min(widest / _FEW_STEP_POINTS, max(finest, widest / _STEP_POINTS)),
         span / _COMPOSED_POINTS,
         3e-8 * math.sqrt(noise),
     )
     if not math.isfinite(interval):
         return math.inf
-    quarters = round(4 * math.log2(interval / _ORDINARY_INTERVAL))
-    return _ORDINARY_INTERVAL * 2.0 ** (quarters / 4)
+    quarters = round(4 * math.log2(interval / ORDINARY_INTERVAL))
+    return ORDINARY_INTERVAL * 2.0 ** (quarters / 4)
 
 
 @functools.lru_cache(maxsize=8)

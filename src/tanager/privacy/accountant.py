@@ -219,6 +219,19 @@ def composed_epsilon(
     return _epsilon_pld(parts, float(delta), adjacency, float(coarseness))
 
 
+def finer_grid(mechanism: Mechanism) -> float | None:
+    """Return the grid of PLD if it is finer than the usual one of `dp_accounting`.
+
+    On the usual one of 1e-4, ε comes out higher where a step loses very little.
+    """
+    if mechanism.noise_multiplier == 0 or mechanism.sample_rate == 1:
+        return None
+    with np.errstate(all="ignore"):
+        parts = parts_of(mechanism)
+        grid = _pld.value_discretisation_interval(parts, mechanism.adjacency)
+    return grid if grid < _pld.ORDINARY_INTERVAL else None
+
+
 def rdp(mechanism: Mechanism, orders: Sequence[float]) -> np.ndarray:
     """Return the Rényi divergence at each order, float64[len(orders)].
 

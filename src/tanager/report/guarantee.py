@@ -5,12 +5,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tanager.privacy.mechanism import LARGE_EPSILON
+from tanager.privacy import accountant as accountants
+from tanager.privacy.mechanism import LARGE_EPSILON, Mechanism
 from tanager.privacy.shown import format_delta, format_epsilon, format_share
 
 
 _Fields = Mapping[str, Any]
 
+_MECHANISM = ("sample_rate", "noise_multiplier", "steps", "adjacency")
 _PROTECTS = {
     "zero-out": "In one of them it is replaced by nothing. Its content is protected; "
     "the number of {unit}s is public.",
@@ -263,7 +265,9 @@ search = dp_event.RepeatAndSelectDpEvent(run, {search["mean"]!r}, {shape})
         relation = "REPLACE_ONE" if replaced else "ADD_OR_REMOVE_ONE"
         imports = "from dp_accounting import NeighboringRelation, dp_event\n"
         imports += "from dp_accounting.pld import PLDAccountant"
-        made = f"accountant = PLDAccountant(NeighboringRelation.{relation})"
+        grid = accountants.finer_grid(Mechanism(**{k: result[k] for k in _MECHANISM}))
+        grid = "" if grid is None else f", {grid!r}"
+        made = f"accountant = PLDAccountant(NeighboringRelation.{relation}{grid})"
     counts = ""
     if (noise := result.get("class_counts_noise")) is not None:
         counts = f"accountant.compose(dp_event.GaussianDpEvent({noise!r}))"
