@@ -62,6 +62,17 @@ def test_the_table_says_what_is_a_guarantee(capsys):
     assert line("total noise Σ") == "total noise Σ = 1/η 1.036"
 
 
+@pytest.mark.parametrize("words", ["5000 100 3", "1437 300 3"])
+def test_noise_that_is_typed_as_it_was_shown_keeps_the_budget(capsys, words):
+    """To the nearest, these noise multipliers spend 3.001."""
+    examples, steps, epsilon = words.split()
+    settings = ["--examples", examples, "--steps", steps, "--batch-size", "256"]
+    plan.run([*settings, "--epsilon", epsilon])
+    shown = re.search(r"noise multiplier σ +(\S+) ", capsys.readouterr().out)
+    plan.run([*settings, "--noise-multiplier", shown[1]])
+    assert re.search(rf"PLD +{epsilon} +the guarantee", capsys.readouterr().out)
+
+
 def test_the_table_marks_what_was_solved_for_and_warns(capsys):
     arguments = "--examples 50000 --steps 2500 --noise-multiplier 0.5 --epsilon 8"
     plan.run([*arguments.split(), "--adjacency", "replace-one"])

@@ -99,7 +99,7 @@ def _print_frontier(points: list[frontiers.Point], console: Console) -> None:
     rows = [
         (
             str(point.batch_size),
-            f"{point.noise_multiplier:.4g}",
+            format_epsilon(point.noise_multiplier),
             format_epsilon(point.epsilon),
             f"{point.compute:.3g}",
             "this plan" if point.compute == 1 else "",

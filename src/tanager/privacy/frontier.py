@@ -73,7 +73,7 @@ def advice(points: list[Point]) -> list[str]:
     best = points[place]
     said = [
         f"cheapest: batch size {best.batch_size} with noise multiplier "
-        f"{best.noise_multiplier:.4g}, ε = {format_epsilon(best.epsilon)}, "
+        f"{format_epsilon(best.noise_multiplier)}, ε = {format_epsilon(best.epsilon)}, "
         + (
             "which is this plan"
             if best.compute == 1

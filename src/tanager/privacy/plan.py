@@ -276,10 +276,10 @@ def _moves(plan: Plan) -> list[str]:
     sigma, moves = plan.noise_multiplier, []
     doublings = max(1, math.ceil(math.log2(tan.PRIVACY_WALL / sigma)))
     for factor in dict.fromkeys((2, 2**doublings)):
-        larger = factor * plan.batch_size
+        larger, noise = factor * plan.batch_size, format_epsilon(factor * sigma)
         if larger > plan.examples:
             moves.append(
-                f"batch size {larger} with noise multiplier {factor * sigma:.4g} would"
+                f"batch size {larger} with noise multiplier {noise} would"
                 f" follow, but exceeds the {plan.examples} examples: use more examples,"
                 " or raise the noise multiplier alone"
             )
@@ -288,7 +288,7 @@ def _moves(plan: Plan) -> list[str]:
         after = accountants.epsilon(moved, plan.delta)
         cost = "twice" if factor == 2 else f"{factor} times"
         moves.append(
-            f"batch size {larger} and noise multiplier {factor * sigma:.4g} give"
+            f"batch size {larger} and noise multiplier {noise} give"
             f" ε = {format_epsilon(after)} for {cost} the epochs"
         )
     return moves

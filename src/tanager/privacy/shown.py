@@ -5,7 +5,10 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 
 def format_epsilon(epsilon: float | None) -> str:
-    """Return ε with four significant digits, rounded up: what is claimed or spent."""
+    """Return ε with four significant digits, rounded up: what is claimed or spent.
+
+    So is noise that is advised: with less, more would be spent.
+    """
     return _rounded(epsilon, ROUND_CEILING)
 
 
