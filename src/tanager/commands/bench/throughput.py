@@ -69,7 +69,7 @@ class Throughput(Measured):
 
 def _table(rows: list[dict[str, Any]]) -> Table:
     table = new_table(
-        *("strategy", "rows", "examples/s", "95 %", "of SGD", "first batch s"),
+        *("strategy", "rows", "examples/s", "low – high", "of SGD", "first batch s"),
         "compilations",
     )
     for row in rows:
