@@ -81,7 +81,7 @@ def test_where_all_are_right_wilson_s_intervals_say_how_sure_that_is():
 
 
 def test_a_rare_class_that_is_all_right_is_not_taken_for_certain():
-    """The exact chance that intervals hold; those of a bootstrap do 60 % of the time."""
+    """The exact chance that intervals hold; those of a bootstrap hold 60 %."""
     sizes, chance = (60, 12), 0.95
     labels = np.repeat([0, 1], sizes)
     mean = np.array(sizes)[:, None] * [[chance, 1 - chance], [1 - chance, chance]]
@@ -91,9 +91,7 @@ def test_a_rare_class_that_is_all_right_is_not_taken_for_certain():
         likely = math.prod(stats.binom.pmf(right, sizes, chance))
         if likely < 1e-4:
             continue
-        wrong = [
-            np.arange(n) >= found for n, found in zip(sizes, right, strict=True)
-        ]
+        wrong = [np.arange(n) >= found for n, found in zip(sizes, right, strict=True)]
         predicted = labels ^ np.concatenate(wrong)
         found = measure(np.eye(2)[predicted], labels, "ab", bootstrap=False)
         seen += likely

@@ -5,8 +5,8 @@ are drawn independently; several of a person are not, and make them too narrow. 
 Wilson's for shares (accuracies of all and of each class), and made of those of the
 classes for balanced accuracy and macro F1: a bootstrap has no doubt about a rare class
 that is all right, and holds 65 % of the time. For the others they follow from the
-deviation of `RESAMPLES` bootstrap samples, drawn within each class with a fixed seed, so
-that the same input gives the same interval.
+deviation of `RESAMPLES` bootstrap samples, drawn within each class with a fixed seed:
+the same input gives the same interval.
 
 Classes without an example are left out of the means over classes. `measure_labels` is
 for examples with any number of labels; its samples are weights of the examples from the

@@ -351,7 +351,8 @@ def _print(
             f"best: --epsilon {best['epsilon']:.6g} --steps {best['steps']} "
             f"--batch-size {best['batch_size']} "
             f"--learning-rate {best['learning_rate']:g}, "
-            f"ε = {format_epsilon(best['epsilon'])} at δ = {format_delta(best['delta'])} by PLD"
+            f"ε = {format_epsilon(best['epsilon'])} at "
+            f"δ = {format_delta(best['delta'])} by PLD"
             f"{others}"
         )
     if more is not None:

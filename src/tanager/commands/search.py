@@ -152,8 +152,8 @@ def _search_privately(name: str, recipe: Recipe, options: Options) -> int:
         f"{name}: a secret number of runs, {options.trials} on average, at most "
         f"{selection.at_most(0.99)} in 99 of 100 searches; each with noise multiplier "
         f"{settings.search.run.noise_multiplier:.4g}, all of them together at ε = "
-        f"{format_epsilon(settings.epsilon)}, δ = {format_delta(settings.delta)} (RDP). Stopping "
-        "earlier, or searching again, has another guarantee or none"
+        f"{format_epsilon(settings.epsilon)}, δ = {format_delta(settings.delta)} "
+        "(RDP). Stopping earlier, or searching again, has another guarantee or none"
     )
     out = Path(recipe.out or f"runs/{name}-private-search")
     winner = search_privately(out, settings)
@@ -247,7 +247,8 @@ def _announce(settings: "Settings", trials: int, console: Console) -> None:
         f"{target.name}: for a run of batch size {target.recipe.batch_size}, noise "
         f"multiplier {target.mechanism.noise_multiplier:.4g} and {target.steps} steps "
         f"on {target.examples} examples (ε = {format_epsilon(target.epsilon)} at δ = "
-        f"{format_delta(target.delta)}), {trials} trials at batch size {settings.batch_sizes[0]}; "
+        f"{format_delta(target.delta)}), {trials} trials at batch size "
+        f"{settings.batch_sizes[0]}; "
         f"{settings.validation_examples} training examples are held out to compare "
         "them; test examples are not read"
     )

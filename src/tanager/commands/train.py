@@ -111,7 +111,8 @@ def _train(
         console.print(f"NOT PRIVATE: no clipping, no noise; {steps}")
     else:
         console.print(
-            f"budget: ε = {format_epsilon(budget.epsilon)} at δ = {format_delta(budget.delta)} "
+            f"budget: ε = {format_epsilon(budget.epsilon)} at "
+            f"δ = {format_delta(budget.delta)} "
             f"({mechanism.adjacency}, {recipe.accountant.upper()}): noise multiplier "
             f"{mechanism.noise_multiplier:.4g}, expected batch {recipe.batch_size}, "
             + steps
@@ -284,9 +285,8 @@ def _names(kind: str, names: Sequence[str]) -> str:
 
 def _conclusion(result: "TrainResult", averaged: bool) -> str:
     kind = "" if result.summary["private"] else "NOT PRIVATE (see the report): "
-    text = (
-        f"{kind}ε = {format_epsilon(result.epsilon)} at δ = {format_delta(result.delta)} was spent"
-    )
+    text = f"{kind}ε = {format_epsilon(result.epsilon)} at "
+    text += f"δ = {format_delta(result.delta)} was spent"
     for name, words in HEADLINES.items():
         last, average = (result.summary.get(f"test_{name}{k}") for k in ("", "_ema"))
         if last is not None and average is not None:

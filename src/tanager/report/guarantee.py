@@ -40,7 +40,8 @@ def subject(result: _Fields) -> str:
 
 def claim(result: _Fields) -> str:
     """Return the guarantee as numbers: (ε = 3, δ = 1e-05)."""
-    return f"(ε = {format_epsilon(result['epsilon'])}, δ = {format_delta(result['delta'])})"
+    epsilon, delta = format_epsilon(result["epsilon"]), format_delta(result["delta"])
+    return f"(ε = {epsilon}, δ = {delta})"
 
 
 def weakness(result: _Fields) -> str | None:

@@ -135,8 +135,9 @@ def membership(
     claimed = recipe.epsilon, recipe.delta
     console = new_console(stderr=True, quiet=options.json)
     console.print(
-        f"{name}: attack on ε = {format_epsilon(claimed[0])} at δ = {format_delta(claimed[1])}, by "
-        f"{options.models} models and those of phase I; reading the data"
+        f"{name}: attack on ε = {format_epsilon(claimed[0])} at δ = "
+        f"{format_delta(claimed[1])}, by {options.models} models and those of "
+        "phase I; reading the data"
     )
     dataset = runner.load(recipe)
     recipe = runner.sized(recipe, dataset)
