@@ -316,7 +316,7 @@ def _combined(
     right, counts = matrix.diagonal(), matrix.sum(axis=1)
     named, squares = matrix.sum(axis=0), {"low": 0.0, "high": 0.0}
     value = statistic(right, counts, named)
-    for k in np.flatnonzero(counts):
+    for k in np.flatnonzero(counts).tolist():
         others = np.arange(len(matrix)) != k
         wrong = np.where(others, matrix[k] if right[k] < counts[k] else 1, 0)
         for end in squares:

@@ -68,8 +68,8 @@ def test_noise_that_is_typed_as_it_was_shown_keeps_the_budget(capsys, words):
     examples, steps, epsilon = words.split()
     settings = ["--examples", examples, "--steps", steps, "--batch-size", "256"]
     plan.run([*settings, "--epsilon", epsilon])
-    shown = re.search(r"noise multiplier σ +(\S+) ", capsys.readouterr().out)
-    plan.run([*settings, "--noise-multiplier", shown[1]])
+    (shown,) = re.findall(r"noise multiplier σ +(\S+) ", capsys.readouterr().out)
+    plan.run([*settings, "--noise-multiplier", shown])
     assert re.search(rf"PLD +{epsilon} +the guarantee", capsys.readouterr().out)
 
 
