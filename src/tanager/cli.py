@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             first = (str(error) or type(error).__name__).splitlines()[0]
             _say(
                 f"error: not enough memory ({first}): give a lower "
-                "--physical-batch-size"
+                "--physical-batch-size, or, at 1, smaller images or a smaller model"
             )
             return 1
 
@@ -121,10 +121,11 @@ def process() -> NoReturn:
 
 def _lacks_memory(error: Exception) -> bool:
     # By name: most commands never import JAX.
-    of_jax = type(error).__name__ == "JaxRuntimeError"
-    return isinstance(error, MemoryError) or (
-        of_jax and "RESOURCE_EXHAUSTED" in str(error)
-    )
+    if type(error).__name__ == "JaxRuntimeError":
+        from tanager.compiling import is_out_of_memory
+
+        return is_out_of_memory(error)
+    return isinstance(error, MemoryError)
 
 
 def _with_flag(words: Sequence[str], message: str) -> str:

@@ -1,3 +1,4 @@
+import itertools
 import json
 import threading
 import time
@@ -198,10 +199,18 @@ def test_the_picture_has_each_strategy_of_each_model(monkeypatch):
     assert throughput_figures.plot([("a", rows), ("b, H100", rows[1:3])], "a.png")
     rate, share, first, bars = figures[0].axes
     (legend,) = figures[0].legends
-    assert [text.get_text() for text in legend.get_texts()] == [
-        *("sgd: a", "auto: a", "sgd: b, H100", "auto: b, H100"),
-    ]
+    named = [text.get_text() for text in legend.get_texts()]
+    assert named == ["sgd", "auto", "a", "b, H100"]
     assert [list(line.get_ydata()) for line in share.lines][:2] == [[80, 100], [100]]
     assert [patch.get_height() for patch in bars.patches] == [0.9, 0.9]
     assert len(first.lines) == 4
     assert rate.get_yscale() == "log"
+    processor = "cpu: Intel(R) Xeon(R) Processor @ 2.80GHz"
+    names = "vit-base-16", f"vit-base-16, {processor}", f"wrn-16-4, {processor}"
+    assert throughput_figures.plot([(name, rows) for name in names], "a.png")
+    figures[1].draw_without_rendering()
+    (legend,) = figures[1].legends
+    places = legend.get_window_extent(), figures[1].bbox
+    assert places[1].x0 <= places[0].x0 <= places[0].x1 <= places[1].x1
+    labels = [each.get_window_extent() for each in figures[1].axes[3].get_xticklabels()]
+    assert all(a.x1 < b.x0 for a, b in itertools.pairwise(labels))

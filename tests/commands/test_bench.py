@@ -118,6 +118,7 @@ def test_explain_prints_what_the_clipped_gradient_says(capsys, monkeypatch):
     record = json.loads(capsys.readouterr().out)
     assert record["explain"] == {"taps": 2}
     assert record["strategy"] == "per_example"
+    assert main([*words[:-1], "auto:low"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,11 @@ def test_a_person_is_asked_before_a_long_run(
 
 @pytest.mark.parametrize(
     "error",
-    [jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no room\nmore"), MemoryError()],
+    [
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no room\nmore"),
+        jax.errors.JaxRuntimeError("INTERNAL: CUDA_ERROR: out of memory"),
+        MemoryError(),
+    ],
 )
 def test_too_little_memory_is_one_message(monkeypatch, capsys, error):
     def run(words):

@@ -105,7 +105,9 @@ def test_smaller_and_larger_batches_are_shown_with_their_price(tmp_path, capsys)
     words = [*ARGUMENTS, "--noise-multiplier", "3", "--cheapest"]
     assert plan.run([*words, "--plot", str(tmp_path / "frontier.svg")]) == 0
     text = capsys.readouterr().out
-    assert re.search(r"4096 +3 +6\.579 +1 +this plan +cheapest", text)
+    assert re.search(r"2048 +1\.5 .* 0\.5 +dear in ε *\n", text)
+    assert re.search(r"4096 +3 +6\.579 .* % +1 +this plan +cheapest *\n", text)
+    assert re.search(r"8192 +6 .* 2 +dear in compute *\n", text)
     assert "half that batch: ε = 7.4, 12 % more, for half the compute" in text
     assert "twice that batch: ε = 6.38" in text
     assert (tmp_path / "frontier.svg").read_text().startswith("<?xml")

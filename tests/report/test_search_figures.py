@@ -130,6 +130,42 @@ def test_a_budget_is_drawn_by_what_is_best(drawn):
     assert points[5] == [([64, 256], [2, 2])]
 
 
+def test_many_lines_differ_and_their_legends_hide_none(drawn):
+    sizes = [2**power for power in range(8, 15)]
+    row = {"steps": 10, "learning_rate": 1.0, "noise_multiplier": 1.0}
+    row |= {"accuracy": 0.5, "deviation": None}
+    rows = [row | {"batch_size": size} for size in sizes]
+    search_figures.plot_budget(rows, 640, "budget.png")
+    curve = {"epsilon": [1.0, 2.0], "accuracy": [0.1, 0.2]}
+    curves = [curve | {"title": {"model": str(size)}} for size in sizes]
+    search_figures.plot_curves(curves, "curves.png")
+    budget, several = drawn
+    bars = [bar.lines[0] for bar in budget.axes[1].containers]
+    for lines in (bars, several.axes[0].lines):
+        looks = {(line.get_color(), line.get_linestyle()) for line in lines}
+        assert len(looks) == len(sizes)
+    for figure in drawn:
+        figure.draw_without_rendering()
+        legend = (figure.legends or [figure.axes[0].get_legend()])[0]
+        assert len(legend.get_texts()) == len(sizes)
+        place = legend.get_window_extent()
+        assert not any(
+            place.overlaps(axes.patch.get_window_extent()) for axes in figure.axes
+        )
+
+
+def test_labels_of_many_changes_leave_each_other_room(drawn):
+    names = "none", "batch size 4096", "normalisation order post-activation"
+    names += "weight standardisation True", "augmentation multiplicity 16"
+    names += "ema decay 0.9999", "learning rate 4.0", "clip norm 1.0"
+    rows = [ROWS[0] | {"title": {"change": name}} for name in names]
+    search_figures.plot_grid(rows, "grid.png", along="change", title="grid")
+    drawn[0].draw_without_rendering()
+    labels = drawn[0].axes[0].get_xticklabels()
+    ends = [label.get_window_extent() for label in labels]
+    assert all(a.x1 < b.x0 for a, b in itertools.pairwise(ends))
+
+
 def test_curves_are_drawn_against_what_was_spent(drawn):
     curves = [
         {"title": {"model": name}, "steps": [1, 2], "epsilon": [1.0, 2.0]}

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tanager._terminal import new_console
 from tanager.commands import flags
-from tanager.commands.tables import new_table, print_json
+from tanager.commands.tables import digits, new_table, print_json
 from tanager.privacy import frontier as frontiers
 from tanager.privacy import tan
 from tanager.privacy.accountant import Accountant
@@ -96,19 +96,22 @@ def run(arguments: list[str]) -> int:
 
 def _print_frontier(points: list[frontiers.Point], console: Console) -> None:
     console.print("\nat the same steps and η:")
+    least = min(point.epsilon for point in points)
+    best = next(n for n, point in enumerate(points) if point.cheapest)
     rows = [
         (
             str(point.batch_size),
             format_epsilon(point.noise_multiplier),
             format_epsilon(point.epsilon),
+            f"{digits(100 * (point.epsilon / least - 1), 2)} %",
             f"{point.compute:.3g}",
             "this plan" if point.compute == 1 else "",
-            "cheapest" if point.cheapest else "",
+            ("dear in ε", "cheapest", "dear in compute")[(n >= best) + (n > best)],
         )
-        for point in points
+        for n, point in enumerate(points)
     ]
-    headings = ("batch size", "σ", "ε", "compute", "", "")
-    console.print(new_table(*headings, rows=rows))
+    headings = ("batch size", "σ", "ε", "above least", "compute", "", "which is")
+    console.print(new_table(*headings, texts=("which is",), rows=rows))
     for sentence in frontiers.advice(points):
         console.print(sentence, soft_wrap=True, markup=False)
 

@@ -89,7 +89,7 @@ def plot_frontier(
         axes.set(xscale="log", yscale="log")
         number_axis(axes.xaxis)
         number_axis(axes.yaxis)
-        axes.margins(0.1)
+        axes.margins(0.15, 0.1)  # room for the last label
         axes.set_xlabel("examples used, in proportion to the plan's")
         axes.set_ylabel(rf"$\varepsilon$ at $\delta$ = {plan.delta:g}")
         axes.set_title(rf"Compute for $\varepsilon$ at $T$ = {plan.steps:,}")

@@ -12,6 +12,7 @@ from tanager.report.figures import COLOURS, drawing
 
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
 
@@ -108,7 +109,8 @@ def plot_grid(
     names = [textwrap.fill(str(place), _WRAPPED) for place in places]
     repeats = max(len(row["runs"]) for row in rows)
     about = f"mean of {repeats} runs, bars of two standard deviations"
-    with drawing(*paths) as (_, (axes,)):
+    wide = 0.7 + 1.2 * (len(names) + (predicted is not None))
+    with drawing(*paths, size=_size(len(lines), wide)) as (_, (axes,)):
         for number, (label, cells) in enumerate(lines.items()):
             found = [places.index(cell["title"].get(along, "none")) for cell in cells]
             axes.errorbar(
@@ -117,10 +119,9 @@ def plot_grid(
                 _percent(cell["accuracy"] for cell in cells),
                 yerr=[200 * (cell["deviation"] or 0.0) for cell in cells],
                 fmt="o",
-                linestyle=_STYLES[number // len(COLOURS) % len(_STYLES)],
                 capsize=4,
-                color=COLOURS[number % len(COLOURS)],
                 label=label or None,
+                **_look(number),
             )
         if predicted is not None:
             prediction = predicted["prediction"]
@@ -141,8 +142,7 @@ def plot_grid(
         axes.set_ylabel("accuracy on held-out examples, %")
         axes.set_title(f"{title}\n{about if repeats > 1 else 'one run each'}")
         if any(lines):
-            outside = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
-            axes.legend(**(outside if len(lines) > _FEW_TICKS else {}))
+            _explain(axes, len(lines))
 
 
 def plot_curves(
@@ -153,19 +153,35 @@ def plot_curves(
     As Figure 9 of the Unlocking paper. `curves` are those of
     `tanager.search.experiments.curves`.
     """
-    with drawing(*paths) as (_, (axes,)):
+    with drawing(*paths, size=_size(len(curves))) as (_, (axes,)):
         for number, curve in enumerate(curves):
             title = curve["title"].items()
             axes.plot(
                 curve["epsilon"],
                 _percent(curve["accuracy"]),
-                _STYLES[number // len(COLOURS) % len(_STYLES)],
-                color=COLOURS[number % len(COLOURS)],
                 label=", ".join(f"{_words(name)} {value}" for name, value in title),
+                **_look(number),
             )
         axes.set_xlabel("ε spent by the run that is simulated")
         axes.set_ylabel("accuracy on held-out examples, %")
-        axes.legend(fontsize=8)
+        _explain(axes, len(curves), fontsize=8)
+
+
+def _look(number: int) -> dict[str, Any]:
+    """Return colour and style of a line: no two are alike among the first eighteen."""
+    style = _STYLES[number // len(COLOURS) % len(_STYLES)]
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": style}
+
+
+def _size(lines: int, wide: float = 0.0) -> tuple[float, float]:
+    """Return a size in inches for this many lines and at least this wide."""
+    return max(7.2, wide) + 3.6 * (lines > _FEW_TICKS), 4.4
+
+
+def _explain(axes: "Axes", lines: int, **given: Any) -> None:
+    """Add a legend, beside the picture where many lines leave no room in it."""
+    outside = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+    axes.legend(**given, **(outside if lines > _FEW_TICKS else {}))
 
 
 _BUDGET_PANELS = (
@@ -193,7 +209,7 @@ def plot_budget(
     rows = [
         {**row, "epochs": row["steps"] * row["batch_size"] / examples} for row in rows
     ]
-    with drawing(*paths, columns=3, rows=2, size=(13, 7.5)) as (_, panels):
+    with drawing(*paths, columns=3, rows=2, size=(13, 7.5)) as (figure, panels):
         for axes, (along, shown, by) in zip(panels, _BUDGET_PANELS, strict=True):
             lines: dict[Any, list[Mapping[str, Any]]] = {}
             for row in rows:
@@ -207,10 +223,10 @@ def plot_budget(
                     yerr=[100 * (row["deviation"] or 0) for row in best]
                     if shown == "accuracy"
                     else None,
-                    fmt="o-",
+                    fmt="o",
                     capsize=4,
-                    color=COLOURS[number % len(COLOURS)],
                     label=by and f"{_words(by)} {value}",
+                    **_look(number),
                 )
             axes.set_xscale("log", base=2)
             _tick(axes.xaxis, [row[along] for row in rows])
@@ -221,8 +237,8 @@ def plot_budget(
                 axes.set_yscale("log", base=2)
                 _tick(axes.yaxis, [row[shown] for row in rows])
                 axes.set_ylabel(f"best {_words(shown)}")
-            if by:
-                axes.legend()
+        named = panels[1].get_legend_handles_labels()
+        figure.legend(*named, loc="outside lower center", ncols=7)
 
 
 def _best_along(

@@ -5,6 +5,7 @@ After figures 1, 2, 4, 6, A.1 and A.2 of the efficiency paper.
 
 import itertools
 import pathlib
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ _RECORD = {
     "machine": {"device": str},
 }
 _STYLES = ("-", "--", ":", "-.")
+_WRAPPED = 16  # letters of a label's line
 
 
 def read(path: pathlib.Path) -> tuple[str, Rows]:
@@ -66,12 +68,11 @@ def plot(measured: Sequence[tuple[str, Rows]], path: str | pathlib.Path) -> bool
         dict.fromkeys(row["strategy"] for _, rows in kept for row in rows)
     )
     colours = dict(zip(strategies, itertools.cycle(COLOURS)))
-    with drawing(path, columns=4, size=(17, 4.2)) as (figure, panels):
-        for (name, rows), style in zip(kept, itertools.cycle(_STYLES)):
+    with drawing(path, columns=4, size=(17, 5)) as (figure, panels):
+        for (_, rows), style in zip(kept, itertools.cycle(_STYLES)):
             for strategy in dict.fromkeys(row["strategy"] for row in rows):
                 mine = [row for row in rows if row["strategy"] == strategy]
-                label = strategy if len(kept) == 1 else f"{strategy}: {name}"
-                _lines(panels, mine, style, colours[strategy], label)
+                _lines(panels, mine, style, colours[strategy])
         sizes = sorted({row["physical_batch"] for _, rows in kept for row in rows})
         for axes in panels[:3]:
             axes.set(xlabel="rows of the physical batch", xscale="log")
@@ -84,23 +85,24 @@ def plot(measured: Sequence[tuple[str, Rows]], path: str | pathlib.Path) -> bool
             ylabel="seconds of the first batch, with compilation", ylim=(0, None)
         )
         _bars(panels[3], kept, strategies, colours)
-        figure.legend(
-            *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6
-        )
+        # Beyond the data: colours are strategies, styles are models or machines.
+        for strategy in strategies:
+            panels[0].plot([], [], "o-", color=colours[strategy], label=strategy)
+        if len(kept) > 1:
+            for (name, _), style in zip(kept, itertools.cycle(_STYLES)):
+                panels[0].plot([], [], style, color="0.3", label=name)
+        named = panels[0].get_legend_handles_labels()
+        figure.legend(*named, loc="outside lower center", ncols=4)
     return True
 
 
-def _lines(
-    panels: Sequence["Axes"], rows: Rows, style: str, colour: str, label: str
-) -> None:
+def _lines(panels: Sequence["Axes"], rows: Rows, style: str, colour: str) -> None:
     rows = sorted(rows, key=lambda row: row["physical_batch"])
     sizes = [row["physical_batch"] for row in rows]
     rates = np.array([row["examples_per_second"] for row in rows])
     around = np.array([[r["low"] for r in rows], [r["high"] for r in rows]])
     given: dict[str, Any] = {"color": colour, "linestyle": style, "marker": "o"}
-    panels[0].errorbar(
-        sizes, rates, yerr=np.abs(around - rates), capsize=3, label=label, **given
-    )
+    panels[0].errorbar(sizes, rates, yerr=np.abs(around - rates), capsize=3, **given)
     panels[1].plot(sizes, 100 * rates / rates.max(), **given)
     panels[2].plot(sizes, [row["first_batch_seconds"] for row in rows], **given)
 
@@ -139,8 +141,10 @@ def _bars(
             bars = axes.bar(places, heights, width, color=colours[strategy])
             axes.bar_label(bars, fmt="%.2f", fontsize=8)
     axes.axhline(1, color="0.3", linestyle="--", linewidth=1)
-    axes.set_xticks(
-        range(len(measured)), [name.replace(", ", "\n") for name, _ in measured]
-    )
+    names = [
+        "\n".join(textwrap.fill(part, _WRAPPED) for part in name.split(", "))
+        for name, _ in measured
+    ]
+    axes.set_xticks(range(len(measured)), names, fontsize=8)
     ends = (-0.5, len(measured) - 0.5)
     axes.set(ylabel="throughput over that of SGD", ylim=(0, None), xlim=ends)

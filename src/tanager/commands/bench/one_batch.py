@@ -167,9 +167,9 @@ class Explain(Measured):
     """Clipping strategy."""
 
     def measure(self, report: Callable[[str], None]) -> Outcome:
-        from tanager.clipping import STRATEGIES
+        from tanager.bench import programs
 
-        validate.one_of(STRATEGIES, strategy=self.strategy)
+        validate.one_of(programs.NAMES[1:], strategy=self.strategy)
         validate.whole(physical_batch=self.physical_batch, at_least=1)
         workload = self.workload()
         with workload.computing():
