@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 _FEW_TICKS = 6
+_ROOM = 0.15  # of an axis, for a label
 _WRAPPED = 16  # letters of a label's line
 _STYLES = ("-", "--", ":")
 _LAW, _PREDICTED, _OBTAINED = COLOURS[:3]
@@ -256,7 +257,10 @@ def _tick(axis: "Axis", values: Sequence[float]) -> None:
     """Label a logarithmic axis at the values that were tried, if they are few."""
     every = sorted(set(values))
     if len(every) <= _FEW_TICKS:
-        axis.set_ticks(every, labels=[_plain(value) for value in every])
+        apart, named = (every[-1] / every[0]) ** _ROOM, every[:1]
+        for value in every[1:]:
+            named += [value] * (value >= apart * named[-1])
+        axis.set_ticks(every, labels=[_plain(v) * (v in named) for v in every])
         axis.set_ticks([], minor=True)
     else:
         axis.set_major_formatter(lambda value, _: _plain(value))
