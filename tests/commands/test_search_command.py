@@ -393,6 +393,8 @@ def check_norms(run, tmp_path, capsys):
     assert main(["search", *words, "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["steps"] == [2, 4]
+    median = content["quantiles"]["0.5"]
+    assert content["suggested_clip_norm"] == 1 < median  # as the Unlocking paper's
     assert f"adds {content['mean_square']:.3g}·B·C²" in printed
     assert main(["search", "norms", str(tmp_path)]) == 2
     assert "has no record of gradient norms" in capsys.readouterr().err

@@ -46,6 +46,7 @@ def run(words: Sequence[str]) -> int:
             bins, counts, found.steps, found.clip_norm, options.plot
         )
     quantiles = {share: found.quantile(share) for share in (0.1, 0.25, 0.5, 0.75, 0.9)}
+    suggested = min(1.0, quantiles[0.5])
     if options.json:
         content = {
             "private": "computed from the training examples without noise",
@@ -53,7 +54,7 @@ def run(words: Sequence[str]) -> int:
             "steps": found.steps,
             "clipped": found.clipped(),
             "quantiles": {str(share): norm for share, norm in quantiles.items()},
-            "suggested_clip_norm": quantiles[0.5],
+            "suggested_clip_norm": suggested,
             "mean_square": found.mean_square(),
             "edges": bins,
             "counts": counts,
@@ -67,10 +68,12 @@ def run(words: Sequence[str]) -> int:
     console.print(new_table(*headings, texts=headings, rows=rows))
     middle = " ".join(f"{100 * s:g} %: {norm:.3g}" for s, norm in quantiles.items())
     console.print(f"quantiles of the norm  {middle}")
+    why = "as in the Unlocking paper"
+    if suggested < 1:
+        why = "the median: the Unlocking paper's 1 would leave most norms as they are"
     console.print(
-        f"a clipping norm to try: {quantiles[0.5]:.3g}, the median; "
-        f"those below {quantiles[0.1]:.3g} train alike at one learning rate, as the "
-        "Unlocking paper found, which took 1",
+        f"a clipping norm to try: {suggested:.3g}, {why}; those below "
+        f"{quantiles[0.1]:.3g} train alike at one learning rate, as that paper found",
         soft_wrap=True,
     )
     console.print(
