@@ -128,7 +128,7 @@ def test_a_budget_is_drawn_by_what_is_best(drawn):
     assert points[3] == [([64, 256], [10, 40])]
     assert points[4] == [([64, 256], [1, 16])]
     assert points[5] == [([64, 256], [2, 2])]
-    search_figures.plot_budget(rows + [row(65, 10, 1.0, 0.4)], 640, "budget.png")
+    search_figures.plot_budget([*rows, row(65, 10, 1.0, 0.4)], 640, "budget.png")
     labels = [label.get_text() for label in drawn[1].axes[0].get_xticklabels()]
     assert labels == ["64", "", "256"]  # 64 and 65 would lie on each other
 
@@ -180,6 +180,7 @@ def test_curves_are_drawn_against_what_was_spent(drawn):
     assert [line.get_label() for line in axes.lines] == ["model a", "model b"]
     assert list(axes.lines[0].get_xdata()) == [1, 2]
     assert list(axes.lines[0].get_ydata()) == pytest.approx([10, 20])
+    assert axes.lines[0].get_marker() == "."  # a run that is evaluated once is seen
 
 
 def test_norms_are_marked_private(drawn):

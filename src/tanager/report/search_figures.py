@@ -160,6 +160,7 @@ def plot_curves(
             axes.plot(
                 curve["epsilon"],
                 _percent(curve["accuracy"]),
+                marker=".",  # one evaluation is no line
                 label=", ".join(f"{_words(name)} {value}" for name, value in title),
                 **_look(number),
             )
