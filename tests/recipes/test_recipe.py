@@ -183,6 +183,15 @@ def test_a_strategy_may_name_its_memory(strategy, expected):
     assert (runtime.strategy, runtime.memory) == expected
 
 
+@pytest.mark.parametrize("strategy", ["auto:hi", "foo"])
+def test_an_unknown_strategy_is_refused_before_data_are_read(strategy, capsys):
+    words = ["train", "cifar10-wrn-16-4", "--strategy", strategy]
+    assert main([*words, "--data", "/nowhere"]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"tanager: error: --strategy (={strategy!r}) must be")
+    assert not printed.out
+
+
 def test_what_is_shared_by_the_runs_on_cifar10():
     for name in ("cifar10-wrn-16-4", "cifar10-wrn-40-4"):
         recipe = recipes.get(name).recipe

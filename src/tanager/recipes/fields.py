@@ -92,6 +92,9 @@ def check(recipe: Any) -> None:
             validate.refuse(
                 name, value, "needs data", "give the images' folder: --data"
             )
+    if recipe.strategy.partition(":")[2] not in ("", "low", "default"):
+        rule = "must be a strategy, or one with :low after it, for less memory"
+        validate.refuse("strategy", recipe.strategy, rule)
     _check_labels(recipe)
     _check_budget(recipe)
     if recipe.clip_norm:

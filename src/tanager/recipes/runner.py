@@ -114,6 +114,7 @@ def prepare(
     if recipe.weights is not None:
         find_weights(recipe.weights)  # what is unreachable ends the run at once
     require_apart(recipe)
+    runtime(recipe)  # refuses what cannot be, before data are read
     if dataset is None:
         dataset = load(recipe, progress)
     recipe = sized(recipe, dataset)
