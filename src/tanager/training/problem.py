@@ -20,7 +20,8 @@ from jaxtyping import PyTree
 
 from tanager import _validate as validate
 from tanager.adaptive import AdaptiveClipping
-from tanager.clipping.analysis import keyed
+from tanager.clipping import STRATEGIES
+from tanager.clipping.analysis import batches, keyed
 from tanager.clipping.rules.factors import CLIP, Style
 from tanager.clipping.transform import split
 from tanager.data import Source, as_source
@@ -290,6 +291,8 @@ class Runtime:
 
     def __post_init__(self):
         validate.size_or_auto(physical_batch_size=self.physical_batch_size)
+        validate.one_of(STRATEGIES, strategy=self.strategy)
+        validate.one_of(batches.MEMORY, memory=self.memory)
         validate.whole(workers=self.workers, at_least=0)
         validate.not_negative(checkpoint_seconds=self.checkpoint_seconds)
         validate.share(measure_share=self.measure_share)
