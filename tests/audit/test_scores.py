@@ -28,6 +28,9 @@ def test_rates_are_those_of_jax_privacy(rounded):
     assert rounded.max_accuracy() == pytest.approx(0.7175)
     assert rounded.max_accuracy(confidence=0.95) == pytest.approx(0.7524006818)
     assert rounded.max_accuracy(prevalence=0.2) == pytest.approx(0.8300571429)
+    assert rounded.epsilon_raw_counts() == pytest.approx(1.6844290765)
+    found = rounded.epsilon_raw_counts(delta=1e-3, min_count=20)
+    assert found == pytest.approx(2.0273647324)
 
 
 def test_few_scores_by_hand():
@@ -36,6 +39,8 @@ def test_few_scores_by_hand():
     assert audit.tpr_at_fpr(0.0) == 0.5
     assert audit.tpr_at_fpr(0.25) == 0.75
     assert audit.auc() == audit.max_accuracy() == 0.75
+    assert audit.epsilon_raw_counts(min_count=1) == pytest.approx(math.log(2))
+    assert audit.epsilon_raw_counts(min_count=2) == 0.0
 
 
 def test_useless_and_reversed_scores_prove_nothing():
@@ -45,6 +50,7 @@ def test_useless_and_reversed_scores_prove_nothing():
         audit = ScoreAudit(inside, outside)
         assert audit.epsilon_lower_bound(delta=1e-5) == 0.0
         assert audit.max_accuracy() >= 0.5
+    assert ScoreAudit(np.zeros(99), np.zeros(99)).epsilon_raw_counts() == 0.0
 
 
 @pytest.mark.parametrize(
@@ -56,6 +62,8 @@ def test_useless_and_reversed_scores_prove_nothing():
         (lambda a: a.tpr_at_fpr(1.5), "fpr"),
         (lambda a: a.max_accuracy(prevalence=2.0), "prevalence"),
         (lambda a: a.max_accuracy(confidence=1.0), "confidence"),
+        (lambda a: a.epsilon_raw_counts(min_count=0), "min_count"),
+        (lambda a: a.epsilon_raw_counts(delta=1.0), "delta"),
         (lambda a: a.epsilon_lower_bound(delta=0.0, confidence=2.0), "confidence"),
         (lambda a: a.epsilon_lower_bound(delta=0.0, splits=0), "splits"),
         (lambda a: a.bootstrap(ScoreAudit.auc, samples=1), "samples"),

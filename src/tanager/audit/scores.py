@@ -81,6 +81,17 @@ class ScoreAudit:
             right, kept = highest(found, inside), highest(outside - positives, outside)
         return float(np.max(share * right + (1 - share) * kept))
 
+    def epsilon_raw_counts(self, *, delta: float = 0.0, min_count: int = 50) -> float:
+        """Return ε as the rates estimate it: ln((TPR − δ)/FPR), no proven bound.
+
+        It is the largest of all thresholds with `min_count` errors at least, and of the
+        same with the two rates changed round. Fewer errors give more variance.
+        """
+        Estimator(delta, 0.5)
+        validate.whole(min_count=min_count, at_least=1)
+        reverse = ScoreAudit(-self.outside, -self.inside)
+        return max(each._raw(delta, min_count) for each in (self, reverse))
+
     def epsilon_lower_bound(
         self, *, delta: float, confidence: float = 0.95, splits: int = 25
     ) -> float:
@@ -166,3 +177,13 @@ class ScoreAudit:
         ).x
         hull = np.append(0, np.cumsum(slopes * called))
         return positives + found - hull, hull
+
+    def _raw(self, delta: float, min_count: int) -> float:
+        outside = len(self.outside)
+        if min_count >= outside:
+            return 0.0
+        positives, _ = self._hull()
+        places = np.append(min_count, positives[positives >= min_count]) / outside
+        surplus = np.maximum(self.tpr_at_fpr(np.minimum(places, 1.0)) - delta, 0)
+        with np.errstate(divide="ignore"):
+            return max(float(np.max(np.log(surplus / places))), 0.0)
