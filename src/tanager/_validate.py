@@ -147,6 +147,7 @@ _MADE = {
     "Account": "tanager.Account(path), or None",
     "AdaptiveClipping": "AdaptiveClipping(), or None",
     "ClippedGrad": "tanager.clipped_grad(loss, clip_norm=1.0)",
+    "GaussianNoise": "GaussianNoise(mechanism, grad_fn.sensitivity, seed, params, …)",
     "Groups": "tanager.groups.Groups(owners), or None",
     "Ledger": "tanager.Ledger(path), or None",
     "Mechanism": "tanager.calibrate(…), or tanager.Mechanism(…)",

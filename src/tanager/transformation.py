@@ -17,6 +17,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Int32, PyTree
 
+from tanager import _validate as validate
 from tanager.clipping.gradient import ClippedGradient
 from tanager.clipping.transform import split
 from tanager.grid import Whole
@@ -49,9 +50,10 @@ def gaussian_noise(noise: GaussianNoise) -> optax.GradientTransformation:
     one physical batch.
 
     Raises:
-        ValueError: `noise` has no ledger, or `params` differ from those of the noise.
-            ``update`` raises what `GaussianNoise` does.
+        ValueError: `noise` is of another kind or has no ledger, or `params` differ from
+            those of the noise. ``update`` raises what `GaussianNoise` does.
     """
+    validate.instance(GaussianNoise, noise=noise)
     if noise.ledger is None:
         raise ValueError(
             "noise must have a ledger, which is charged before each update: give "

@@ -254,6 +254,7 @@ BAD = {
     "empty": ({"clip_norm": {}}, "clip_norm (={}) must be a number"),
     "part": ({"clip_norm": {"a": 1.0, "b": 0.0}}, "clip_norm (=0.0) must be positive"),
     "integers": ({"transform": lambda g: g["a"] > 0}, "must return a pytree of float"),
+    "text": ({"transform": lambda g: "a"}, "must return a pytree of float"),
     "nothing": ({"transform": lambda g: ()}, "must return a pytree of float"),
     "mixing": (
         {"transform": lambda g: jax.lax.psum(g, "batch")},

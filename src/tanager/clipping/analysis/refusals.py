@@ -286,7 +286,12 @@ def check_transform(transform: Callable[[PyTree], PyTree], gradient: PyTree) -> 
 
     It returns the shapes that `transform` makes of those of a gradient.
     """
-    value = check_alone(transform, "transform", gradient)
+    try:
+        value = check_alone(transform, "transform", gradient)
+    except TypeError as error:
+        if "is not a valid JAX type" not in str(error):
+            raise
+        value = None
     leaves = jax.tree.leaves(value)
     if not leaves or not all(jnp.issubdtype(x.dtype, jnp.floating) for x in leaves):
         raise ValueError(
