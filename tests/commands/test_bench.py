@@ -33,6 +33,7 @@ def test_json_of_a_step_has_every_field(capsys):
         assert row["examples_per_second"] == pytest.approx(3 / row["seconds"])
     assert record["rows"][0]["ratio_to_sgd"] == 1
     assert record["update"]["seconds"] > 0
+    assert record["notes"][0].startswith("backward: the plain gradient minus forward")
     assert record["workload"]["image_shape"] == [6]
     assert (record["physical_batch"], record["examples"]) == (4, 3)
     assert {"cpu", "cores", "platform", "device"} <= set(record["machine"])
@@ -102,6 +103,8 @@ def test_the_largest_batch_under_a_limit(capsys):
     assert main([*words, "--strategies", "sgd"]) == 0
     line = capsys.readouterr().out.splitlines()[1].split()
     assert line == ["sgd", str(record["rows"][0]["physical_batch"]), "1.00"]
+    assert main([*words[:-1], "1e-8", "--strategies", "sgd"]) == 0
+    assert "sgd: one example needs more memory than that" in capsys.readouterr().out
 
 
 def test_explain_prints_what_the_clipped_gradient_says(capsys, monkeypatch):

@@ -69,7 +69,8 @@ class Step(Measured):
                 f"{milliseconds(found.update)} ms"
             )
         if self.breakdown:
-            lines += ["", _breakdown_table(found.rows), *_notes(found.rows)]
+            record["notes"] = _notes(found.rows)
+            lines += ["", _breakdown_table(found.rows), *record["notes"]]
         code = STOPPED if found.stopped else exit_code(found.rows)
         return Outcome(record, lines, code)
 
@@ -152,8 +153,10 @@ class Memory(Measured):
                 more = "at least " if row["at_ceiling"] else ""
                 ratio = number(row["ratio_to_sgd"], "{:.2f}")
                 table.add_row(row["strategy"], f"{more}{row['physical_batch']}", ratio)
+        none = [row["strategy"] for row in rows if row["physical_batch"] == 0]
+        lines = [f"{name}: one example needs more memory than that" for name in none]
         code = STOPPED if stopped else exit_code(rows)
-        return Outcome(record, [table, *error_lines(rows)], code)
+        return Outcome(record, [table, *error_lines(rows), *lines], code)
 
 
 @dataclasses.dataclass(frozen=True)
