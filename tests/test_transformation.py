@@ -229,7 +229,7 @@ def test_the_horizon_holds_in_a_compiled_program():
     ("call", "message"),
     [
         (lambda noise: gaussian_noise(noise_with()), "noise must have a ledger"),
-        (lambda noise: gaussian_noise(1.0), "noise (of type float) must be of type"),
+        (lambda noise: gaussian_noise(noise.grid), "noise (of type Grid) must"),
         (
             lambda noise: gaussian_noise(noise).init({"a": PARAMS["a"]}),
             "params['b'] (='left out') must be (7,), as in the parameters of the noise",

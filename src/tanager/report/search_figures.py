@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 _FEW_TICKS = 6
+_FEW_LINES = 2  # whose names have room in the picture
 _ROOM = 0.15  # of an axis, for a label
 _WRAPPED = 16  # letters of a label's line
 _STYLES = ("-", "--", ":")
@@ -177,13 +178,13 @@ def _look(number: int) -> dict[str, Any]:
 
 def _size(lines: int, wide: float = 0.0) -> tuple[float, float]:
     """Return a size in inches for this many lines and at least this wide."""
-    return max(7.2, wide) + 3.6 * (lines > _FEW_TICKS), 4.4
+    return max(7.2, wide) + 3.6 * (lines > _FEW_LINES), 4.4
 
 
 def _explain(axes: "Axes", lines: int, **given: Any) -> None:
     """Add a legend, beside the picture where many lines leave no room in it."""
     outside = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
-    axes.legend(**given, **(outside if lines > _FEW_TICKS else {}))
+    axes.legend(**given, **(outside if lines > _FEW_LINES else {}))
 
 
 _BUDGET_PANELS = (
