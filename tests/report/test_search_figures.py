@@ -108,7 +108,7 @@ def test_a_budget_is_drawn_by_what_is_best(drawn):
     def row(batch_size, steps, rate, accuracy):
         fields = {"batch_size": batch_size, "steps": steps, "learning_rate": rate}
         fields |= {"accuracy": accuracy, "deviation": None}
-        return fields | {"noise_multiplier": (batch_size * steps) ** 0.5}
+        return fields | {"noise_multiplier": np.sqrt(batch_size * steps)}
 
     rows = [
         *(row(64, 10, 1.0, 0.5), row(64, 10, 2.0, 0.6), row(64, 40, 1.0, 0.3)),

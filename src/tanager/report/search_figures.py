@@ -261,8 +261,10 @@ def _tick(axis: "Axis", values: Sequence[float]) -> None:
     if len(every) <= _FEW_TICKS:
         apart, named = (every[-1] / every[0]) ** _ROOM, every[:1]
         for value in every[1:]:
-            named += [value] * (value >= apart * named[-1])
-        axis.set_ticks(every, labels=[_plain(v) * (v in named) for v in every])
+            if value >= apart * named[-1]:
+                named.append(value)
+        labels = [_plain(value) if value in named else "" for value in every]
+        axis.set_ticks(every, labels=labels)
         axis.set_ticks([], minor=True)
     else:
         axis.set_major_formatter(lambda value, _: _plain(value))
