@@ -104,7 +104,7 @@ def main(settings):
         ),
         **{"clip_norm": own["clip_norm"]} if "clip_norm" in own else {},
         optimizer=optax.sgd(2.0, momentum=0.5),
-        out=settings["out"] + own.get("suffix", ""),
+        out=settings["out"],
         physical_batch_size=16 * settings["hosts"],  # 8 rows on each device
         shard_parameters=settings.get("shard", False),
         evaluate=evaluate,
@@ -113,24 +113,35 @@ def main(settings):
         seed=3,
     )
     flat = [np.ravel(leaf) for leaf in jax.tree.leaves(result.params)]
-    np.save(settings["result"], np.concatenate(flat))
+    np.save(f"{settings['out']}-{me}.npy", np.concatenate(flat))
     print(json.dumps({"epsilon": result.epsilon, "devices": jax.device_count()}))
 
 
+def one_after_the_other(asked):
+    """Start every run; say of one that is to be refused what was wrong."""
+    for changes in asked["runs"]:
+        try:
+            main(asked | changes)
+        except ValueError as error:
+            if not changes.get("refused"):
+                raise
+            print("refused:", error)
+
+
 if __name__ == "__main__":
-    asked = json.loads(Path(sys.argv[1]).read_text()) | json.loads(sys.argv[2])
+    asked = json.loads(Path(sys.argv[1]).read_text()) | {"host": int(sys.argv[2])}
     if asked["hosts"] == 1:
-        main(asked)
+        one_after_the_other(asked)
     else:
         hosts.SILENCE = asked.get("silence", hosts.SILENCE)
-        hosts._BEAT = 0.4  # a host that fails waits for five of them
+        hosts._BEAT = asked.get("beat", 0.4)  # a host that fails waits for five of them
         with hosts.together(
             f"127.0.0.1:{asked['port']}",
             asked["hosts"],
             asked["host"],
             timeout=asked.get("timeout", 60),
         ):
-            main(asked)
+            one_after_the_other(asked)
         # Python ends threads that are left in C++ at its exit, and C++ then aborts.
         left = {thread for thread in threading.enumerate() if thread.daemon}
         assert not left, left

@@ -12,12 +12,10 @@ import jax
 import numpy as np
 import pytest
 
-from cases import in_full
 from forks import Fork
 from tanager.parallel import hosts
 from tanager.privacy.account import Account
 from tanager.privacy.ledger import Ledger
-from tanager.training.fingerprint import of_settings
 
 
 SCRIPT = Path(__file__).parent / "one_host.py"
@@ -30,22 +28,35 @@ def free_port():
         return one.getsockname()[1]
 
 
-class Hosts:
-    """What became of the processes: exit codes, what they said, what they computed."""
+RUNS = {
+    "plain": {"shard": True},
+    "counts": {"shard": True, "balanced": True},
+    "rare": {"sample_rate": 0.05, "held": False, "bad": list(range(0, 60, 3))},
+}
+REFUSED = {"noise_multiplier": 0.002, "sample_rate": 0.9, "clip_norm": 1.9}
+"""Of one host alone."""
 
-    def __init__(self, folder, count, **settings):
-        folder.mkdir(exist_ok=True)
-        common = {"hosts": count, "port": free_port(), "out": str(folder / "run")}
+
+class Hosts:
+    """What became of the processes: exit codes, what they said, what they computed.
+
+    They start `runs` one after the other, each in the folder that is its name.
+    """
+
+    def __init__(self, folder, count, runs=None, **settings):
+        self.folder, self.count = folder, count
+        runs = {
+            name: {"out": str(folder / name / "run")} | changes
+            for name, changes in (runs or {"": {}}).items()
+        }
+        for name in runs:
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        common = {"hosts": count, "port": free_port(), "runs": list(runs.values())}
         file = folder / "settings.json"
         file.write_text(json.dumps(common | settings))
         surroundings = {**os.environ, "TANAGER_CACHE_DIR": str(folder / "cache")}
-        self.results = [folder / f"result-{host}.npy" for host in range(count)]
         forks = [
-            Fork(
-                SCRIPT,
-                [file, json.dumps({"host": host, "result": str(self.results[host])})],
-                environment=surroundings,
-            )
+            Fork(SCRIPT, [file, str(host)], environment=surroundings)
             for host in settings.get("started", range(count))
         ]
         for fork in forks:
@@ -54,46 +65,56 @@ class Hosts:
         self.errors = [fork.errors for fork in forks]
         self.codes = [fork.code for fork in forks]
 
-    def parameters(self):
+    def parameters(self, name=""):
         assert self.codes == [0] * len(self.codes), self.errors
-        found = [np.load(result) for result in self.results]
-        for other in found[1:]:
-            np.testing.assert_array_equal(found[0], other)
-        return found[0]
+        first, *others = (
+            np.load(self.folder / name / f"run-{host}.npy")
+            for host in range(self.count)
+        )
+        for other in others:
+            np.testing.assert_array_equal(first, other)
+        return first
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    return Hosts(tmp_path_factory.mktemp("alone"), 1).parameters()
+    """One host, with whole parameters."""
+    runs = {name: run | {"shard": False} for name, run in RUNS.items()}
+    return Hosts(tmp_path_factory.mktemp("alone"), 1, runs)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """Two hosts, of which one has other settings at first."""
+    other = {
+        name: {"refused": True, "own": {"1": {name: value}}}
+        for name, value in REFUSED.items()
+    }
+    return Hosts(tmp_path_factory.mktemp("two"), 2, other | RUNS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("count", "settings"),
-    [
-        (2, {"shard": True}),
-        pytest.param(2, {"held": False}, marks=pytest.mark.full),
-        pytest.param(4, {"held": False}, marks=pytest.mark.full),
-    ],
-    ids=["2-shares", "2-streamed", "4-streamed"],
-)
-def test_hosts_train_as_one_does(tmp_path, alone, count, settings):
+def test_hosts_train_as_one_does(two, alone):
     """Whole parameters and streamed examples also: where a host dies or is stopped."""
-    hosts = Hosts(tmp_path, count, **settings)
-    np.testing.assert_array_equal(hosts.parameters(), alone)
-    assert json.loads(hosts.out[0].splitlines()[-1])["devices"] == 2 * count
-    assert np.max(np.abs(alone)) > 0.1
+    expected = alone.parameters("plain")
+    np.testing.assert_array_equal(two.parameters("plain"), expected)
+    assert json.loads(two.out[0].splitlines()[-1])["devices"] == 4
+    assert np.max(np.abs(expected)) > 0.1
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_hosts_that_stream_train_as_one_does(tmp_path, alone, count):
+    several = Hosts(tmp_path, count, held=False).parameters()
+    np.testing.assert_array_equal(several, alone.parameters("plain"))
 
 
 @pytest.mark.slow
-def test_hosts_agree_on_class_counts_and_charge_them_once(tmp_path):
-    several, one = (
-        Hosts(tmp_path / str(count), count, balanced=True, shard=count > 1)
-        for count in (2, 1)
-    )
-    np.testing.assert_array_equal(several.parameters(), one.parameters())
+def test_hosts_agree_on_class_counts_and_charge_them_once(two, alone):
+    np.testing.assert_array_equal(two.parameters("counts"), alone.parameters("counts"))
     found = []
-    for folder in (tmp_path / "2", tmp_path / "1"):
+    for folder in (two.folder / "counts", alone.folder / "counts"):
         config = json.loads((folder / "run/config.json").read_text())
         found.append(config["noisy_counts"])
         ledger = Ledger.read(folder / "run/ledger.jsonl").mechanisms()
@@ -105,14 +126,11 @@ def test_hosts_agree_on_class_counts_and_charge_them_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_empty_shares_and_unreadable_examples_do_not_set_hosts_apart(tmp_path):
-    rare = {"sample_rate": 0.05, "held": False, "bad": list(range(0, 60, 3))}
-    several = Hosts(tmp_path / "2", 2, **rare).parameters()
-    one = Hosts(tmp_path / "1", 1, **rare).parameters()
-    np.testing.assert_array_equal(several, one)
+def test_empty_shares_and_unreadable_examples_do_not_set_hosts_apart(two, alone):
+    np.testing.assert_array_equal(two.parameters("rare"), alone.parameters("rare"))
     lines = []
-    for count in (1, 2):
-        text = (tmp_path / f"{count}/run/private/metrics.jsonl").read_text()
+    for ran in (two, alone):
+        text = (ran.folder / "rare/run/private/metrics.jsonl").read_text()
         found = [json.loads(line) for line in text.splitlines()]
         lines.append([(line["examples"], line["unreadable"]) for line in found])
     assert lines[0] == lines[1]
@@ -123,11 +141,24 @@ def test_empty_shares_and_unreadable_examples_do_not_set_hosts_apart(tmp_path):
 
 
 @pytest.mark.slow
+def test_hosts_with_other_settings_are_refused_before_a_charge(two):
+    """One host's σ, q or C would be in the sum, and the chief's in the ledger."""
+    for out in two.out:
+        errors = re.findall(r"^refused: (.*)$", out, flags=re.M)
+        assert len(errors) == len(REFUSED)
+        for error in errors:
+            assert "settings (='on host 1') differs from what host 0 has" in error
+    for name in REFUSED:
+        assert not (two.folder / name / "run/ledger.jsonl").exists()
+        assert not (two.folder / name / "account").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_when_a_host_dies_the_others_name_it_and_the_run_goes_on(
     tmp_path, alone, victim
 ):
-    settings = {"silence": 10, "checkpoint_seconds": 0.0}
+    settings = {"silence": 6, "checkpoint_seconds": 0.0}
     killed = Hosts(tmp_path, 2, victim=victim, signal="SIGKILL", **settings)
     assert killed.codes[victim] < 0
     assert killed.codes[1 - victim] != 0
@@ -140,7 +171,8 @@ def test_when_a_host_dies_the_others_name_it_and_the_run_goes_on(
         assert "Run the same command again, with the run's folder" in error
     assert Ledger.read(tmp_path / "run/ledger.jsonl").steps() == 8
     # Step 8 comes again, bit by bit, and counts once.
-    np.testing.assert_array_equal(Hosts(tmp_path, 2).parameters(), alone)
+    resumed = Hosts(tmp_path, 1 + victim).parameters()
+    np.testing.assert_array_equal(resumed, alone.parameters("plain"))
     assert Ledger.read(tmp_path / "run/ledger.jsonl").steps() == 12
 
 
@@ -151,7 +183,8 @@ def test_stopped_hosts_write_a_checkpoint_and_one_goes_on_alone(tmp_path, alone)
     assert not any("is gone" in error for error in stopped.errors)
     # Asked while it evaluated step 8; they agree at the end of the next.
     assert Ledger.read(tmp_path / "run/ledger.jsonl").steps() == 9
-    np.testing.assert_array_equal(Hosts(tmp_path, 1).parameters(), alone)
+    resumed = Hosts(tmp_path, 1).parameters()
+    np.testing.assert_array_equal(resumed, alone.parameters("plain"))
 
 
 @pytest.mark.slow
@@ -169,30 +202,6 @@ def test_hosts_with_other_data_are_refused(tmp_path):
     assert other.codes == [1, 1]
     for error in other.errors:
         assert "data (='on host 1') differs from what host 0 has" in error
-
-
-OTHERS = [{"noise_multiplier": 0.002}, {"sample_rate": 0.9}, {"clip_norm": 1.9}]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("own", in_full(OTHERS, *OTHERS[:2]))
-def test_hosts_with_other_settings_are_refused_before_a_charge(tmp_path, own):
-    """One host's σ, q or C would be in the sum, and the chief's in the ledger."""
-    other = Hosts(tmp_path, 2, own={"1": own})
-    assert other.codes == [1, 1]
-    for error in other.errors:
-        assert "settings (='on host 1') differs from what host 0 has" in error
-    assert not (tmp_path / "run/ledger.jsonl").exists()
-    assert not (tmp_path / "account").exists()
-
-
-def test_hosts_compare_every_setting():
-    q_and_sigma = {"noise_multiplier": 1.2, "sample_rate": 0.4}
-    config = {"clip_norm": 1.0, "mechanism": q_and_sigma}
-    found = {of_settings(config), of_settings(config | {"clip_norm": 1.9})}
-    for name in q_and_sigma:
-        found.add(of_settings(config | {"mechanism": q_and_sigma | {name: 0.9}}))
-    assert len(found) == 4
 
 
 @pytest.mark.parametrize(
@@ -219,7 +228,7 @@ def test_a_coordinator_that_does_not_answer_is_named(tmp_path):
 
 
 def test_hosts_wait_only_so_long_for_one_that_does_not_come(tmp_path):
-    waiting = Hosts(tmp_path, 3, started=[0, 2], timeout=4)
+    waiting = Hosts(tmp_path, 3, started=[0, 2], timeout=4, beat=1.0)
     assert waiting.codes == [1, 1]
     for error in waiting.errors:
         assert "tanager: not all hosts came in 4 s" in error
