@@ -1,11 +1,18 @@
-"""The site is made without a warning, and every public name is on it."""
+"""The site is made without a warning, and every public name is on it.
+
+In a real browser, on a phone and on a desk: width, scripts, search.
+"""
 
 import ast
+import functools
 import html
+import http.server
 import importlib
+import json
 import re
+import shutil
 import subprocess
-import sys
+import threading
 from dataclasses import fields
 from pathlib import Path
 from urllib.parse import unquote
@@ -14,7 +21,7 @@ import pytest
 from sphinx.util.inventory import InventoryFile
 
 import tanager
-from switch import FULL
+from forks import Fork
 from tanager.cli import COMMANDS
 from tanager.commands.experiments import TABLES
 from tanager.recipes.recipe import Recipe
@@ -23,33 +30,102 @@ from tanager.recipes.recipe import Recipe
 PACKAGES = ("tanager", "tanager.clipping", "tanager.models", "tanager.data")
 PACKAGES += ("tanager.recipes",)
 DOCS = Path(__file__).parent.parent / "docs"
-# Nothing below reads the index of the search or the theme (`make docs` needs both).
 # Collecting garbage takes a tenth of the time.
-QUICKLY = """
+SPHINX = """
 import gc, sys
 gc.disable()
-from sphinx.builders.html import StandaloneHTMLBuilder
 from sphinx.cmd.build import main
-StandaloneHTMLBuilder.search = False
-sys.exit(main([*sys.argv[1:], "-D", "html_theme=basic"]))
+sys.exit(main(sys.argv[1:]))
 """
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
+in_a_browser = pytest.mark.skipif(
+    BROWSER is None, reason="needs Chromium: apt install chromium"
+)
+WIDTHS = PHONE, DESK = 390, 1280
+SEARCHES = {
+    "predict": "use.html",
+    "epsilon": "choosing.html",
+    "DICOM": "images.html",
+    "resume": "training.html",
+    "GPU": "scale.html",
+}
+"""What people look for, and the page that must come first."""
+WRONG = "<!DOCTYPE html><p style='width:2000px'>long<script>no()</script>"
+# A frame shows each page; one of the search has ended when it shows a result.
+AROUND = """<!DOCTYPE html><body>{frames}<pre id=found>waiting</pre><script>
+const frames = [...document.querySelectorAll("iframe")];
+const look = () => {{
+  const found = frames.map(frame => {{
+    const page = frame.contentDocument, root = page.documentElement;
+    const first = page.querySelector("#search-results li a");
+    return {{
+      width: root.scrollWidth,
+      missing: [...page.images].filter(each => !each.naturalWidth).map(
+        each => each.src),
+      first: first && first.getAttribute("href"),
+    }};
+  }});
+  if (frames.some((frame, k) => frame.src.includes("?q=") && !found[k].first))
+    return setTimeout(look, 100);
+  document.getElementById("found").textContent = JSON.stringify(found);
+}};
+onload = look;
+</script></body>"""
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     out = tmp_path_factory.mktemp("site")
-    quickly = out / "quickly.py"  # of Python 3.13's -c, inspect gives wrong sources
-    quickly.write_text(QUICKLY)
-    sphinx = ["-m", "sphinx"] if FULL else [quickly]
+    script = out / "make_site.py"  # of Python 3.13's -c, inspect gives wrong sources
+    script.write_text(SPHINX)
     options = ["--quiet", "--fail-on-warning", "--keep-going"]
-    made = subprocess.run(
-        [sys.executable, *sphinx, *options, "-d", out / "trees", DOCS, out / "html"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert made.returncode == 0, made.stderr
+    made = Fork(script, [*options, "-d", out / "trees", DOCS, out / "html"])
+    made.wait()
+    assert made.code == 0, made.errors
     return out / "html"
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format, *arguments):
+        pass
+
+
+@pytest.fixture(scope="module")
+def shown(site, tmp_path_factory):
+    """What each page showed at each width in a browser, and the console's errors."""
+    pages = sorted(
+        str(page.relative_to(site))
+        for page in site.rglob("*.html")
+        if "_static" not in page.parts
+    )
+    looks = [(page, width) for page in pages for width in WIDTHS]
+    looks += [(f"search.html?q={word}", DESK) for word in SEARCHES]
+    looks += [("wrong.html", PHONE)]
+    frames = "".join(
+        f'<iframe width={width} height=900 src="{address}"></iframe>'
+        for address, width in looks
+    )
+    more = {"wrong.html": WRONG, "around.html": AROUND.format(frames=frames)}
+    for name, text in more.items():
+        (site / name).write_text(text, encoding="utf-8")
+    command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu"]
+    command += [f"--user-data-dir={tmp_path_factory.mktemp('profile')}"]
+    command += ["--enable-logging=stderr", "--virtual-time-budget=60000", "--dump-dom"]
+    handler = functools.partial(Quiet, directory=str(site))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/around.html"
+        done = subprocess.run(
+            [*command, address], check=True, capture_output=True, timeout=300
+        )
+        server.shutdown()
+    for name in more:
+        (site / name).unlink()
+    (content,) = re.findall("<pre id=.found.>(.*?)</pre>", done.stdout.decode())
+    errors = re.findall(r"CONSOLE.*(?:Uncaught|Failed).*", done.stderr.decode())
+    found = json.loads(html.unescape(content))
+    return dict(zip(looks, found, strict=True)), errors
 
 
 @pytest.fixture(scope="module")
@@ -143,3 +219,32 @@ def test_no_page_is_overwritten_by_one_of_sphinx():
     pages = {page.stem for page in DOCS.glob("*.md")}
     assert "searching" in pages
     assert not pages & {"search", "genindex", "py-modindex"}
+
+
+@pytest.mark.slow
+@in_a_browser
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_page_is_wider_than_the_screen_or_has_an_error(shown, width):
+    looks, errors = shown
+    assert [error for error in errors if "wrong.html" not in error] == []
+    pages = {page: seen for (page, own), seen in looks.items() if own == width}
+    pages.pop("wrong.html", None)
+    assert {"index.html", "commands.html", "api/training.html"} <= {*pages}
+    for page, seen in pages.items():
+        assert seen["width"] <= width, page
+        assert seen["missing"] == [], page
+
+
+@pytest.mark.slow
+@in_a_browser
+def test_a_page_that_is_too_wide_or_wrong_is_seen(shown):
+    looks, errors = shown
+    assert looks["wrong.html", PHONE]["width"] > PHONE
+    assert len([error for error in errors if "wrong.html" in error]) == 1
+
+
+@pytest.mark.slow
+@in_a_browser
+def test_a_search_finds_the_right_page_first(shown):
+    first = [shown[0][f"search.html?q={word}", DESK]["first"] for word in SEARCHES]
+    assert [re.split("[?#]", page)[0] for page in first] == list(SEARCHES.values())
