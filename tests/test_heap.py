@@ -5,6 +5,32 @@ import sys
 
 import pytest
 
+from forks import Fork
+
+
+pytestmark = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="a setting of glibc"
+)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a program in which JAX is imported, but has not started."""
+
+    def start(program, *words, flags=""):
+        (tmp_path / "program.py").write_text(program)
+        surroundings = os.environ | {"XLA_FLAGS": flags}
+        fork = Fork(tmp_path / "program.py", words, environment=surroundings)
+        fork.wait()
+        assert fork.code == 0, fork.errors
+        return numbers(fork.out)
+
+    return start
+
+
+def numbers(printed):
+    return sorted(map(int, printed.split()))
+
 
 FAULTS = """
 import resource
@@ -24,14 +50,6 @@ for _ in range(3):
     touch()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-
-
-def faults(word):
-    command = [sys.executable, "-c", FAULTS, word]
-    found = subprocess.run(command, check=True, capture_output=True, text=True)
-    return int(found.stdout)
-
-
 PROGRAM = """
 import resource
 from tanager._heap import keep_freed_memory, run_in_place
@@ -49,32 +67,26 @@ for _ in range(7):
     work(x).block_until_ready()
     print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
+"""Prints how many pages each of seven calls maps."""
 
 
-def faults_of_jax(keep, flags):
-    """Return how many pages each of seven calls maps, the fewest first."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.replace("KEEP", keep)],
-        env=os.environ | {"XLA_FLAGS": flags},
+def test_programs_of_jax_find_their_memory_again(run):
+    # Temporary memory of 66 MiB, more than glibc keeps for other threads; a page is
+    # 4 KiB or 2 MiB. A call maps them all or none, but on a busy machine the heap grows
+    # once more now and then (in 3 of 50 processes): so the median call counts.
+    keep = PROGRAM.replace("KEEP", "keep_freed_memory()")
+    assert run(PROGRAM.replace("KEEP", ""))[0] >= 33
+    assert run(keep)[3] < 11
+    # Devices of one CPU would wait for each other: they are left as they are.
+    assert run(keep, flags="--xla_force_host_platform_device_count=2")[0] >= 33
+    early = subprocess.run(
+        [sys.executable, "-c", keep],
+        env=os.environ | {"XLA_FLAGS": ""},
         check=True,
         capture_output=True,
         text=True,
     )
-    return sorted(map(int, done.stdout.split()))
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
-def test_programs_of_jax_find_their_memory_again():
-    # Temporary memory of 66 MiB, more than glibc keeps for other threads; a page is
-    # 4 KiB or 2 MiB. A call maps them all or none, but on a busy machine the heap grows
-    # once more now and then (in 3 of 50 processes): so the median call counts.
-    keep, two = "keep_freed_memory()", "--xla_force_host_platform_device_count=2"
-    assert faults_of_jax("", "")[0] >= 33
-    assert faults_of_jax(keep, "")[3] < 11
-    # Devices of one CPU would wait for each other: they are left as they are.
-    assert faults_of_jax(keep, two)[0] >= 33
-    late = "import jax; keep_freed_memory()"
-    assert faults_of_jax(late, "")[3] < 11
+    assert numbers(early.stdout)[3] < 11
 
 
 KEPT = """
@@ -106,15 +118,11 @@ assert "right after `import tanager`" in said[1]
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
-def test_a_program_keeps_memory_by_one_call():
-    assert faults_of_jax("import tanager; tanager.keep_memory()", "")[3] < 11
-    alone = os.environ | {"XLA_FLAGS": ""}
-    subprocess.run([sys.executable, "-c", KEPT], check=True, env=alone)
+def test_a_program_keeps_memory_by_one_call(run):
+    assert run(PROGRAM.replace("KEEP", KEPT))[3] < 11
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
-def test_memory_used_again_is_not_mapped_again():
+def test_memory_used_again_is_not_mapped_again(run):
     # 200 MB are 48 829 pages of 4 KiB, or 96 of 2 MiB.
-    assert faults("give back") >= 3 * 95
-    assert faults("keep") < 95
+    assert run(FAULTS, "give back")[0] >= 3 * 95
+    assert run(FAULTS, "keep")[0] < 95
