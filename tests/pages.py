@@ -47,23 +47,27 @@ class Block:
         return [words for words in found if words]
 
 
-def blocks(page):
+def blocks(page, changes=()):
+    """Return the blocks of a page, with `changes` made: what is new for what is old."""
     text = page.read_text(encoding="utf-8")
+    for old, new in dict(changes).items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
     return [
         Block(match[1], match[2] or "", match[3], text[: match.start()].count("\n") + 1)
         for match in _BLOCK.finditer(text)
     ]
 
 
-def run(page, monkeypatch):
-    """Run the page's blocks; return the names its Python left."""
+def run(page, monkeypatch, changes=()):
+    """Run the page's blocks, changed; return the names its Python left."""
     names = {}
     printed, ran = io.StringIO(), True
-    for block in blocks(page):
+    for block in blocks(page, changes):
         place = f"{page.relative_to(ROOT)}:{block.line}"
         if (block.language, block.tag) == ("text", "printed"):
             if ran:
-                _compare(printed.getvalue(), block.code, place)
+                compare(printed.getvalue(), block.code, place)
             continue
         print(printed.getvalue(), end="")
         printed = io.StringIO()
@@ -94,7 +98,8 @@ def _run_block(block, names, place, page, monkeypatch):
             raise AssertionError(f"{place}: what does {tag!r} mean?")
 
 
-def _compare(printed, shown, place):
+def compare(printed, shown, place):
+    """Check that what was printed is what the page shows."""
     lines, pattern = (
         "\n".join(map(str.rstrip, text.strip().splitlines()))
         for text in (printed, shown)

@@ -10,7 +10,29 @@ import jax
 import pytest
 
 import pages
+from switch import FULL
 from tanager.cli import main
+
+
+# Fewer steps (`make test-full` has all; what the first page shows, `test_runner` too).
+SHORTER = {
+    "docs/start.md": {
+        "train --out runs/demo": "train --steps 30 --out runs/demo",
+        "multiplier 5.442": "multiplier …",
+        "step 10/150  ε = 0.6672": "step 10/30  ε = …",
+        "step 150/150  ε = 3  test accuracy 9": "step 30/30  ε = 3  test accuracy ",
+        "was spent; test accuracy 9": "was spent; test accuracy ",
+        "150 steps, ε = 3.00": "30 steps, ε = 3.00",
+        "```text printed\n0\n": "```text printed\n…\n",
+    },
+    "docs/training.md": {
+        "steps=40": "steps=8",
+        "evaluate_every=20,": "evaluate_every=4,",
+        "20 steps: ε = 2.12": "4 steps: ε = …",
+        "40 steps: ε = 3.00": "8 steps: ε = 3.00",
+    },
+    "docs/tutorials.md": {"steps=25": "steps=3"},
+}
 
 
 def readme(printed, folder):
@@ -70,6 +92,7 @@ CHECKS = {
     "page", pages.PAGES, ids=lambda page: str(page.relative_to(pages.ROOT))
 )
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
+    name = str(page.relative_to(pages.ROOT))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     if page.name == "pretrained.md":
@@ -79,7 +102,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     with jax.numpy_dtype_promotion(
         "standard" if page.stem == "tutorials" else "strict"
     ):
-        pages.run(page, monkeypatch)
+        pages.run(page, monkeypatch, {} if FULL else SHORTER.get(name, {}))
     check = CHECKS.get(page.stem.lower())
     if check is not None and page.parent.name != "api":
         check(capsys.readouterr().out, tmp_path)
