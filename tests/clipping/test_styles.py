@@ -171,16 +171,16 @@ def test_a_sensitivity_is_reached_and_not_exceeded(clip_norm, style, most, trace
         assert 0.999 * most < length <= grad_fn.sensitivity_at(clip_norm)
 
 
-@pytest.mark.parametrize("strategy", ["per_example", "bk"])
-def test_automatic_clipping_of_gradients_that_vanish_when_squared(strategy):
+@pytest.mark.parametrize("style", ["unit", Style("automatic", 1e-12)], ids=str)
+@strategies
+def test_gradients_that_are_zero_or_vanish_when_squared(strategy, style):
     """The norm is 0 in float32, and the factor as large as it can be."""
-    grad_fn = clipped_grad(
-        scaled, clip_norm=2.0, style=Style("automatic", 1e-12), strategy=strategy
-    )
+    grad_fn = clipped_grad(scaled, clip_norm=2.0, style=style, strategy=strategy)
     for size in (0.0, 1e-30, 1e-22, 1e-19, 1e-13, 1e-12):
         out = grad_fn(PARAMS, far(size))
         length = distance(out.sum, jax.tree.map(jnp.zeros_like, PARAMS))
         assert length <= grad_fn.sensitivity
+        assert size or length == 0
 
 
 @pytest.mark.parametrize("style", STYLES)
