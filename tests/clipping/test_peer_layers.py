@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 from oracle import ALL, check
 
+from cases import in_full
 from switch import FULL
 
 
@@ -97,18 +98,15 @@ def embedding(draw, axes):
     return layer, {"w": (words, wide)}, (words, shape)
 
 
-LAYERS = [
-    *[(convolution, axes) for axes in (1, 2, 3)],
-    *[(linear, axes) for axes in (1, 2, 3)],
-    *[(norm, axes) for axes in (0, 2)],
-    *[(embedding, axes) for axes in (1, 2)],
-]
+FEW = [(convolution, 2), (linear, 3), (norm, 2), (embedding, 2)]
+MORE = [(convolution, 1), (convolution, 3), (linear, 1), (linear, 2), (norm, 0)]
+MORE += [(embedding, 1)]
+LAYERS = in_full(FEW + MORE, *MORE)
+IDS = [f"{kind.__name__}-{axes}" for kind, axes in FEW + MORE]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "axes"), LAYERS, ids=[f"{kind.__name__}-{axes}" for kind, axes in LAYERS]
-)
+@pytest.mark.parametrize("layer_of", LAYERS, ids=IDS)
 @hypothesis.settings(
     max_examples=4 if FULL else 2,
     derandomize=True,
@@ -117,7 +115,8 @@ LAYERS = [
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 @hypothesis.given(data=some.data())
-def test_all_strategies_agree_on_a_layer(kind, axes, data):
+def test_all_strategies_agree_on_a_layer(layer_of, data):
+    kind, axes = layer_of
     layer, shapes, inputs = kind(data.draw, axes)
     values = np.random.default_rng(data.draw(some.integers(0, 99)))
     params = {name: values.standard_normal(of) for name, of in shapes.items()}

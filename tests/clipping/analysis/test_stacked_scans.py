@@ -182,7 +182,8 @@ def scanned_within(p, x):
 
 ROLLED = [
     layers,
-    functools.partial(layers, reverse=True),
+    # Backwards: the second of `in_two_scans`.
+    pytest.param(functools.partial(layers, reverse=True), marks=pytest.mark.full),
     block,
     made_in_the_step,
     with_data_of_each_step,
