@@ -33,8 +33,6 @@ TREES = [
 ]
 STYLES = ["unit", "clip"]
 each = pytest.mark.parametrize
-# Each repeats what tests beside this one show.
-pytestmark = pytest.mark.full
 two_trees = each("tree", TREES, ids=["array", "dictionary"])
 
 
