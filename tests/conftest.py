@@ -105,6 +105,15 @@ def pytest_runtest_teardown(item, nextitem):
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _nothing_waits_for_the_disk():
+    """A process that is killed loses nothing it wrote; no test cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not FULL:
+            patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _accounts_are_not_the_users(tmp_path_factory):
     os.environ["TANAGER_STATE_DIR"] = str(tmp_path_factory.mktemp("state"))
 

@@ -312,7 +312,7 @@ def test_a_cumulative_ablation_changes_one_after_another(tmp_path, capsys):
         ),
         (
             ["budget", "--vary", "batch-size=512,1437", "--simulation-batch-size=512"],
-            "simulation_batch_size (=1437) must be at most the 1294 training examples",
+            "simulation-batch-size (=1437) must be at most the 1294 training examples",
         ),
     ],
 )

@@ -113,7 +113,7 @@ def test_persons_held_out_examples_and_solvers(file, tmp_path, capsys):
         ),
         (["--features", "f"], "features (='f') must be left out with features_from"),
         (["--stream", "True"], "stream (=True) must be left out with features_from"),
-        (["--data", "d"], "path (='d') does not apply to features"),
+        (["--data", "d"], "--data (='d') does not apply to features"),
     ],
 )
 def test_what_needs_images_is_refused(file, tmp_path, capsys, words, message):
