@@ -85,7 +85,7 @@ def alone(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """Two hosts, of which one has other settings at first."""
+    """Two hosts; at first, one has other settings."""
     other = {
         name: {"refused": True, "own": {"1": {name: value}}}
         for name, value in REFUSED.items()

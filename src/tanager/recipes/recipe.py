@@ -245,7 +245,7 @@ class Recipe:
 
     def __post_init__(self):
         check(self)
-        # A shell leaves ~ as it is in --out=~/run.
+        # A shell does not expand the ~ of --out=~/run.
         for name in ("out", "features", "account"):
             if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, os.path.expanduser(path))

@@ -27,8 +27,8 @@ def write_evaluation(
 
     Of a path it shows the last part: those before it can tell who the user is.
 
-    `found` is what a function of `tanager.measures` returned, of classes or of labels,
-    `which` says of which images, such as "test examples".
+    `found` is what a function of `tanager.measures` returned, of classes or of labels.
+    `which` names the images, such as "test examples".
     """
     several = "average_precision" in found
     rows = [

@@ -161,7 +161,7 @@ def plot_curves(
             axes.plot(
                 curve["epsilon"],
                 _percent(curve["accuracy"]),
-                marker=".",  # one evaluation is no line
+                marker=".",  # a line of one evaluation cannot be seen
                 label=", ".join(f"{_words(name)} {value}" for name, value in title),
                 **_look(number),
             )
