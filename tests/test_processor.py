@@ -1,6 +1,9 @@
 """Two processors with other instructions are told apart, wherever the system says."""
 
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -68,3 +71,40 @@ def test_a_container_has_no_more_memory_than_its_limit(tmp_path, monkeypatch):
     for text, memory in (("max\n", whole), (f"{2**80}\n", whole), ("4096\n", 4096)):
         limit.write_text(text)
         assert _processor.memory() == memory
+
+
+def test_time_that_threads_waited_is_a_share_of_what_they_ran(tmp_path, monkeypatch):
+    monkeypatch.setattr(_processor, "_THREADS", tmp_path)
+
+    def tell(*threads):
+        for number, text in enumerate(threads):
+            (tmp_path / str(number)).mkdir(exist_ok=True)
+            (tmp_path / str(number) / "schedstat").write_text(text)
+
+    tell("100 50 3\n", "0 0 0\n")
+    before = _processor.times()
+    assert before == (100, 50)
+    tell("180 60 3\n", "20 15 1\n")
+    assert _processor.share_waited(before) == 0.25
+    tell("not numbers")
+    assert _processor.times() is None
+    assert _processor.share_waited(before) == _processor.share_waited(None) == 0
+
+
+def test_a_process_beside_others_waits():
+    if _processor.times() is None:
+        pytest.skip("this system does not tell how long threads wait")
+    burn = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: 0"
+    others = [
+        subprocess.Popen([sys.executable, "-c", burn])
+        for _ in range(2 * _processor.cores())
+    ]
+    try:
+        before, end = _processor.times(), time.monotonic() + 1
+        while time.monotonic() < end:
+            pass
+        assert _processor.share_waited(before) > 0.25
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()

@@ -9,6 +9,7 @@ import platform
 from pathlib import Path
 
 
+_THREADS = Path("/proc/self/task")
 _CONTAINER = Path("/sys/fs/cgroup/memory.max")
 _VECTORS = ("sse", "ssse", "avx", "amx", "fma", "f16c", "asimd", "sve", "bf16", "i8mm")
 
@@ -28,6 +29,34 @@ def cores() -> int:
     """Return how many cores this process may use; all of them if unknown."""
     usable = getattr(os, "sched_getaffinity", None)
     return len(usable(0)) if usable else os.cpu_count() or 1
+
+
+def share_waited(before: tuple[int, int] | None) -> float:
+    """Return how long threads waited for a core since `times`, over how long they ran.
+
+    0 if unknown. On an idle machine it is below 0.1; beside programs that use the other
+    cores it is nearly 1.
+    """
+    after = times()
+    if before is None or after is None:
+        return 0.0
+    ran, waited = (late - early for early, late in zip(before, after, strict=True))
+    return max(waited, 0) / max(ran, 1)
+
+
+def times() -> tuple[int, int] | None:
+    """Return for how many ns this process's threads ran, and waited for a core.
+
+    None if unknown: Linux alone tells.
+    """
+    ran = waited = 0
+    try:
+        for thread in _THREADS.iterdir():
+            each = (thread / "schedstat").read_text().split()
+            ran, waited = ran + int(each[0]), waited + int(each[1])
+    except (OSError, IndexError, ValueError):
+        return None
+    return ran, waited
 
 
 def memory() -> int:

@@ -1,6 +1,7 @@
 """Measured times: used where known, remembered between runs, never trusted blindly."""
 
 import json
+import math
 import os
 import types
 from typing import ClassVar
@@ -42,13 +43,14 @@ class FakeBench:
 
     seconds_of: ClassVar[dict[str, float]] = {}
     asked: ClassVar[list[str]] = []
+    disturbed: ClassVar[set[str]] = set()
 
     def __init__(self, group, rows):
         pass
 
     def seconds(self, part):
         self.asked.append(part)
-        return self.seconds_of.get(part, 1e-3)
+        return self.seconds_of.get(part, 1e-3), part in self.disturbed
 
 
 @pytest.fixture
@@ -56,7 +58,7 @@ def bench(monkeypatch):
     monkeypatch.setattr(autotune, "_Bench", FakeBench)
     monkeypatch.setattr(autotune, "WORTH_MEASURING", 0.0)
     monkeypatch.setattr(autotune, "_HOPELESS", float("inf"))
-    FakeBench.seconds_of, FakeBench.asked = {}, []
+    FakeBench.seconds_of, FakeBench.asked, FakeBench.disturbed = {}, [], set()
     return FakeBench
 
 
@@ -107,6 +109,33 @@ def test_measurements_are_remembered_by_the_next_instance(bench):
         assert known == first.known(group, method, ROWS)
         assert known == again.estimate(group, method, ROWS).seconds
         assert known == sum(bench.seconds_of[p] for p in autotune._parts(method))
+
+
+def test_a_disturbed_timing_counts_until_it_is_measured_again(bench):
+    (part,) = autotune._parts(TRIED[1])
+    bench.disturbed, bench.seconds_of = {part}, {part: 1e-6}
+    assert chosen(measured()) == chosen(Timings()) == TRIED[1]
+    bench.asked.clear()
+    bench.disturbed, bench.seconds_of = set(), {part: 1.0}
+    assert chosen(measured()) == chosen(Timings()) != TRIED[1]
+    assert bench.asked == [part]
+    bench.asked.clear()
+    measured()
+    assert not bench.asked
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_of_two_processes_the_undisturbed_timing_stands(bench, first):
+    (part,) = autotune._parts(TRIED[1])
+    bench.seconds_of = {}
+    one, other = Timings(), Timings()
+    for timings, disturbed in ((one, first), (other, not first)):
+        bench.disturbed = {part} if disturbed else set()
+        bench.seconds_of[part] = 2.0 if disturbed else 1.0
+        timings.measure([only_group()], ROWS)
+    both = Timings()
+    assert both.known(only_group(), TRIED[1], ROWS) == 1.0
+    assert not both.as_json()["disturbed"]
 
 
 def test_what_was_left_out_is_as_much_slower_as_expected(bench):
@@ -162,7 +191,7 @@ def two_seconds(bench, monkeypatch):
     def measure(self, part):
         now[0] += 2
         bench.asked.append(part)
-        return 1e-3
+        return 1e-3, False
 
     monkeypatch.setattr(FakeBench, "seconds", measure)
     small, large, x = draw(0, (5, 6), (6, 60), (ROWS, 7, 5))
@@ -248,7 +277,7 @@ def test_the_longer_a_run_the_fewer_there_are(monkeypatch, takes, runs):
     # Not the clock of all: others look at it too.
     monkeypatch.setattr(autotune, "time", types.SimpleNamespace(perf_counter=tick))
     part = autotune._parts(cost.candidates(group)[0])[0]
-    assert bench.seconds(part) == takes
+    assert bench.seconds(part)[0] == takes
     assert len(ticks) == 2 * runs
 
 
@@ -298,6 +327,9 @@ DAMAGE = {
     "without identity": lambda held: json.dumps({"seconds": held["seconds"]}),
     "without seconds": lambda held: json.dumps({"identity": held["identity"]}),
     "seconds of the wrong type": lambda held: json.dumps({**held, "seconds": [1.0]}),
+    "no word of what was disturbed": lambda held: json.dumps(
+        {key: value for key, value in held.items() if key != "disturbed"}
+    ),
     "numbers of the wrong type": lambda held: json.dumps(
         {**held, "seconds": {k: str(v) for k, v in held["seconds"].items()}}
     ),
@@ -375,7 +407,24 @@ def test_the_folder_is_the_users_cache(monkeypatch, tmp_path):
     assert autotune.cache_folder() == tmp_path / ".cache" / "tanager"
 
 
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_what_waits_for_cores_is_disturbed(monkeypatch, share):
+    monkeypatch.setattr(autotune._processor, "share_waited", lambda before: share)
+    monkeypatch.setattr(autotune, "_LEAST_SECONDS", 0.0)
+    part = autotune._parts(TRIED[0])[0]
+    assert autotune._Bench(only_group(), ROWS).seconds(part)[1] == bool(share)
+
+
+def test_gains_are_timed_at_ordinary_sizes():
+    """Of a standardised weight with a gain near 0, norms take another way."""
+    group = only_group()
+    bench = autotune._Bench(group, ROWS)
+    (weight,) = (bench._constants[v] for v in group.program.parameters)
+    assert jnp.min(weight) > 0.25
+
+
 def test_real_measurements_are_taken_and_kept(monkeypatch):
+    monkeypatch.setattr(autotune, "_DISTURBED", math.inf)  # others run beside the tests
     monkeypatch.setattr(autotune, "WORTH_MEASURING", 0.0)
     monkeypatch.setattr(autotune, "_LEAST_SECONDS", 0.0)
     monkeypatch.setattr(autotune, "_LEAST_RUNS", 1)

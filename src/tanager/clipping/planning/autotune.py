@@ -3,6 +3,7 @@
 One JSON file per device, JAX and tanager version lies in ``$TANAGER_CACHE_DIR`` (by
 default ``~/.cache/tanager``). It only ever decides how something is computed, never
 what: a file that is missing, damaged or of another device is ignored and overwritten.
+A timing that other programs disturbed counts until the next process measures it again.
 
 Measuring a method takes a compilation, so few are measured: the methods for norms that
 `planning.cost` expects to be nearly as fast as the fastest, each with one sum, of the
@@ -51,7 +52,8 @@ _LEAST_RUNS, _FEWEST_RUNS = 5, 2
 _LONG_SECONDS = 0.001
 _FEW_ROWS = 16
 _PART_SECONDS = 1.0  # to compile and time one part, until it is known
-_FORMAT = 7
+_DISTURBED = 0.25  # see `_processor.share_waited`
+_FORMAT = 8
 
 
 def _identity() -> dict[str, Any]:
@@ -115,35 +117,47 @@ class Timings:
             json.dumps(self._identity, sort_keys=True).encode(), digest_size=8
         ).hexdigest()
         self.path = cache_folder() / f"clipping-{name}.json"
-        self._seconds = self._read()
+        self._seconds, self._disturbed = self._read()
 
     def as_json(self) -> dict[str, Any]:
         """Return all that is remembered, and what it holds for."""
-        return {"identity": self._identity, "seconds": self._seconds}
+        return {
+            "identity": self._identity,
+            "seconds": self._seconds,
+            "disturbed": sorted(self._disturbed),
+        }
 
     def adopt(self, others: dict[str, Any]) -> None:
         """Remember what another host measured, in place of one's own."""
-        self._seconds |= self._fitting(others)
+        self._take(*self._fitting(others))
         self._save()
 
-    def _fitting(self, held: Any) -> dict[str, float]:
+    def _take(self, seconds: dict[str, float], disturbed: set[str]) -> None:
+        self._seconds |= seconds
+        self._disturbed = (self._disturbed - {*seconds}) | disturbed
+
+    def _fitting(self, held: Any) -> tuple[dict[str, float], set[str]]:
         if held["identity"] != self._identity:
-            return {}
-        return {
+            return {}, set()
+        seconds = {
             str(key): float(value)
             for key, value in held["seconds"].items()
             if isinstance(value, float) and math.isfinite(value) and value > 0
         }
+        return seconds, {*seconds} & {*held["disturbed"]}
 
-    def _read(self) -> dict[str, float]:
+    def _read(self) -> tuple[dict[str, float], set[str]]:
         try:
             return self._fitting(json.loads(self.path.read_text()))
         except (OSError, *MALFORMED):
-            return {}
+            return {}, set()
 
     def _write(self) -> None:
         # What another process wrote first stands, so that choices do not waver.
-        self._seconds |= self._read()
+        seconds, disturbed = self._read()
+        worse = disturbed & {*self._seconds}
+        kept = {key: seconds[key] for key in {*seconds} - worse}
+        self._take(kept, disturbed - worse)
         self._save()
 
     def _save(self) -> None:
@@ -233,15 +247,18 @@ class Timings:
                         f"{left} timings, at most {each * left:.0f} s left "
                         f"({group.rule.describe()}: {part})"
                     )
-                self._seconds[f"{signature}:{part}"] = bench.seconds(part)
+                timed, disturbed = bench.seconds(part)
+                own = {f"{signature}:{part}": timed}
+                self._take(own, {*own} if disturbed else set())
                 done, left = done + 1, left - 1
             self._write()
         return done > 0
 
     def _unknown(self, signature: str, group: NormGroup, rows: int) -> list[str]:
-        """Return the parts that are worth measuring and were not measured."""
+        """Return the parts that are worth measuring and were not, or were disturbed."""
+        known = {*self._seconds} - self._disturbed
         parts = _worth_trying(group, measured_rows(group, rows))
-        return [part for part in parts if f"{signature}:{part}" not in self._seconds]
+        return [part for part in parts if f"{signature}:{part}" not in known]
 
     def _batch_seconds(self, groups: Sequence[NormGroup], rows: int) -> float:
         """Return the least time that clipping a physical batch takes, as is known."""
@@ -287,7 +304,8 @@ class _Bench:
     def __init__(self, group: NormGroup, rows: int):
         draw = np.random.default_rng(0)
         self._group, self._rows = group, rows
-        leaves = [_random(draw, aval(v)) for v in group.program.parameters]
+        # No gain is so near 0 that its gradient is found otherwise than usual.
+        leaves = [1 + _random(draw, aval(v)) / 8 for v in group.program.parameters]
         self._constants = group.program.evaluate_prologue(leaves)
         self._seen = [self._random_seen(draw, use.tap) for use in group.uses]
 
@@ -299,8 +317,11 @@ class _Bench:
             for each in (data, tap.equation.outvars, float_results(tap))
         )
 
-    def seconds(self, part: str) -> float:
-        """Return the median seconds of one part of a method."""
+    def seconds(self, part: str) -> tuple[float, bool]:
+        """Return the median seconds of one part of a method, and if it was disturbed.
+
+        By other programs that used the same cores.
+        """
         kind, name = part.split(":", 1)
         group, constants = self._group, self._constants
 
@@ -320,13 +341,15 @@ class _Bench:
         # trace alone.
         compiled = jit(work).lower(self._seen).compile()
         taken: list[float] = []
+        before = _processor.times()
         while len(taken) <= _LEAST_RUNS or sum(taken) < _LEAST_SECONDS:
             if len(taken) > _FEWEST_RUNS and sum(taken) > _ENOUGH_SECONDS:
                 break
             started = time.perf_counter()
             jax.block_until_ready(compiled(self._seen))
             taken.append(time.perf_counter() - started)
-        return statistics.median(taken[1:])
+        disturbed = _processor.share_waited(before) > _DISTURBED
+        return statistics.median(taken[1:]), disturbed
 
 
 def _random(draw: np.random.Generator, like: Any, *leading: int) -> Array:
