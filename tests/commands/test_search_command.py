@@ -228,6 +228,7 @@ def test_a_budget_is_searched_and_its_winner_trained_on_all(
     words = ["search", "budget", "digits", *SHORT, "--out", str(out)]
     words += ["--vary", "batch-size=256,512", "steps=2,4", "learning-rate=0.5"]
     words += ["--winner-repeats", "2", "--account", str(tmp_path / "account.json")]
+    words += ["--training-accuracy"]
     assert main([*words, "--json"]) == 0
     printed = capsys.readouterr()
     found = json.loads(printed.out)
@@ -236,6 +237,7 @@ def test_a_budget_is_searched_and_its_winner_trained_on_all(
         *((256, 2), (256, 4), (512, 2), (512, 4)),
     ]
     assert [row["simulated_batch_size"] for row in rows] == [8, 8, 16, 16]
+    assert all(0 < row["training_accuracy"] < 1 for row in rows)
     spent = [row["epsilon"] for row in rows]
     assert spent == pytest.approx([spent[0]] * 4, rel=2e-3)
     assert rows[0]["noise_multiplier"] < rows[3]["noise_multiplier"]
@@ -266,10 +268,16 @@ def test_a_budget_is_searched_and_its_winner_trained_on_all(
     monkeypatch.setattr(*NOT_DRAWN)
     monkeypatch.setattr("tanager.report.run_figures.curves", lambda *_: "")
     assert main(words) == 0
-    assert "the best again, on all examples: NOT PRIVATE" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "the best again, on all examples: NOT PRIVATE" in printed
+    assert "on training examples" in printed
+    assert f"{100 * rows[0]['training_accuracy']:.2f} %" in printed
     assert main([*words, "--noise-multiplier", "3"]) == 2
     error = capsys.readouterr().err
     assert "cannot be resumed: noise_multiplier was 4.0 and is 3.0" in error
+    assert main(words[:-1]) == 2
+    error = capsys.readouterr().err
+    assert "training_accuracy was True and is False" in error
 
 
 @pytest.mark.slow

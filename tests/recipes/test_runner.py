@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -13,8 +14,9 @@ from forks import Fork
 from tanager import __main__ as program
 from tanager import recipes
 from tanager.cli import main
+from tanager.data import gather
 from tanager.privacy.account import Account
-from tanager.recipes import runner
+from tanager.recipes import runner, tasks
 
 
 SHORT = ["--steps", "2", "--evaluate-every", "1", "--seed", "1"]
@@ -222,3 +224,19 @@ def test_a_run_records_what_was_not_read(tmp_path, images, capsys):
 def test_the_demo_reaches_what_a_linear_model_does(demo):
     """Without privacy a linear softmax model reaches 95 %; the demo's aim is 94 %."""
     assert result_of(demo[1] / "runs/digits-1")["test_accuracy_ema"] >= 0.94
+
+
+def test_accuracy_on_training_examples_is_told_to_who_asks(tmp_path):
+    recipe = recipes.get("digits").recipe
+    fields = {"model": "linear", "steps": 2, "evaluate_every": 2, "seed": 1}
+    fields |= {"solve_for": "noise_multiplier", "out": str(tmp_path / "run")}
+    prepared = runner.prepare("digits", dataclasses.replace(recipe, **fields))
+    told = []
+    result = runner.run(prepared, progress=False, on_training=told.append)
+    examples = gather(prepared.dataset.train, np.arange(len(prepared.dataset.train)))
+    preprocessed = tasks.preprocessing(prepared.recipe, prepared.dataset)
+    logits = jax.vmap(result.average)(jax.vmap(preprocessed)(examples["image"]))
+    right = np.mean(np.argmax(logits, 1) == examples["label"])
+    assert [each.accuracy for each in told] == [pytest.approx(right)]
+    assert right > 0.1
+    assert "training" not in (tmp_path / "run/result.json").read_text()

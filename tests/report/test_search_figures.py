@@ -131,6 +131,13 @@ def test_a_budget_is_drawn_by_what_is_best(drawn):
     search_figures.plot_budget([*rows, row(65, 10, 1.0, 0.4)], 640, "budget.png")
     labels = [label.get_text() for label in drawn[1].axes[0].get_xticklabels()]
     assert labels == ["64", "", "256"]  # 64 and 65 would lie on each other
+    both = [row | {"training_accuracy": row["accuracy"] + 0.1} for row in rows]
+    search_figures.plot_budget(both, 640, "budget.png")
+    axes = drawn[2].axes
+    hollow = [line for line in axes[0].lines if line.get_markerfacecolor() == "white"]
+    assert [list(line.get_ydata()) for line in hollow] == [pytest.approx([70, 80])]
+    assert "hollow" in axes[2].get_ylabel()
+    assert "hollow" not in axes[3].get_ylabel()
 
 
 def test_many_lines_differ_and_their_legends_hide_none(drawn):

@@ -32,6 +32,10 @@ class _Table(abc.ABC):
     repeats: int = 1
     """Runs of each setting."""
 
+    training_accuracy: bool = False
+    """Also measure accuracy on the training examples. No ε covers it: only for public
+    data."""
+
     json: flags.Json = False
 
     @abc.abstractmethod
@@ -269,6 +273,10 @@ def tabulate(word: str, words: Sequence[str]) -> int:
     from tanager.search import experiments, jobs
 
     name = entry.name
+    if options.training_accuracy and recipe.unreadable == "skip":
+        rule = "must be error to measure accuracy on the training examples"
+        remedy = "remove the images that cannot be read"
+        validate.refuse("unreadable", recipe.unreadable, rule, remedy)
     target = target_of(name, recipe)
     out = Path(recipe.out or f"runs/{name}-{word}")
     batch_size = options.simulation_batch_size or min(
@@ -276,7 +284,11 @@ def tabulate(word: str, words: Sequence[str]) -> int:
     )
     factor = batch_size / recipe.batch_size
     simulations = experiments.Simulations(
-        out, factor, held_out(recipe, target), options.repeats
+        out,
+        factor,
+        held_out(recipe, target),
+        options.repeats,
+        options.training_accuracy,
     )
     cells = options.cells(target, simulations)
     every = [job for cell in cells for job in cell.jobs]
@@ -329,6 +341,8 @@ def _print(
     best = _best(rows)
     headings = (*names, "batch size", "learning rate", "ε", "δ", "simulated at")
     headings = [heading.replace("_", " ") for heading in (*headings, "accuracy")]
+    measured = best["training_accuracy"] is not None
+    headings += ["on training examples"] * measured
     table = new_table(*headings, texts=headings)
     for row in rows:
         spread = "" if row["deviation"] is None else f" ± {100 * row['deviation']:.1f}"
@@ -340,6 +354,7 @@ def _print(
             f"{row['delta']:.3g}",
             f"{row['simulated_batch_size']}",
             f"{100 * row['accuracy']:.2f} %{spread}" + (" ←" if row is best else ""),
+            *([f"{100 * row['training_accuracy']:.2f} %"] if measured else []),
         )
     console.print(table)
     if word in ("privacy", "budget"):

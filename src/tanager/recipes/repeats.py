@@ -93,10 +93,12 @@ def sentence(found: dict[str, Any]) -> str:
         around = "" if spread is None else f" ± {100 * spread:.2f}"
         parts.append(f"{HEADLINES[name]} {100 * score['median']:.2f}{around} %")
     text = "" if found["private"] else "NOT PRIVATE (see the reports): "
-    text += f"median ± standard deviation of {len(found['runs'])} runs: "
+    if len(found["runs"]) > 1:
+        text += f"median ± standard deviation of {len(found['runs'])} runs: "
     text += ", ".join(parts)
     if found["epsilon_together"] is not None:
         together = format_epsilon(found["epsilon_together"])
-        text += f"; all of them together spent ε = {together} at "
+        all_of_them = " all of them together" * (len(found["runs"]) > 1)
+        text += f";{all_of_them} spent ε = {together} at "
         text += f"δ = {format_delta(found['delta'])}"
     return text

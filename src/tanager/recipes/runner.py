@@ -26,7 +26,7 @@ from tanager.recipes.recipe import Recipe
 from tanager.training import charging
 from tanager.training.class_weights import balanced
 from tanager.training.estimate import Estimate
-from tanager.training.evaluate import Classification
+from tanager.training.evaluate import Classification, Evaluation
 from tanager.training.loop import train
 from tanager.training.precision import computing
 from tanager.training.problem import DPSGD, Runtime
@@ -188,6 +188,7 @@ def run(
     account: Account | None = None,
     on_estimate: Callable[[Estimate], None] | None = None,
     fast: bool = False,
+    on_training: Callable[[Evaluation], None] | None = None,
 ) -> TrainResult:
     """Train what was prepared, in the recipe's folder, or else in the next one.
 
@@ -199,6 +200,8 @@ def run(
         account: that the run is charged to, see `tanager.recipes.accounts`.
         on_estimate: see `tanager.train`.
         fast: do not measure how to clip.
+        on_training: is given the evaluation of the parameter average on the training
+            examples. No ε covers it: for public data only.
 
     Raises:
         ValueError: see `tanager.train`.
@@ -221,7 +224,7 @@ def run(
                 warnings.warn(text, stacklevel=2)
         if prepared.budget.class_counts is not None:
             task = _balanced(task, dataset)
-        return train(
+        result = train(
             dataclasses.replace(task.problem, account=account),
             algorithm(prepared, task.problem.size()),
             dataclasses.replace(
@@ -268,6 +271,12 @@ def run(
                 **(links or {}),
             },
         )
+        if on_training is not None:
+            source = task.problem.source()
+            given = source, dataset.classes
+            of = Classification(task.predict, *given, multi_label=recipe.multi_label)
+            on_training(of(result.average))
+        return result
 
 
 def _are_of_these_data(recipe: Recipe, account: Account | None) -> bool:

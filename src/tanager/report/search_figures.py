@@ -206,8 +206,9 @@ def plot_budget(
 
     Each point is the best of all rows that share its place: accuracy against batch
     size, noise multiplier and steps; then steps, epochs and learning rate of the best
-    row at each batch size. `rows` are of a table of experiments at one budget, and
-    `examples` is N, of an epoch.
+    row at each batch size. Hollow points are the same rows' accuracy on their training
+    examples, if it was measured. `rows` are of a table of experiments at one budget,
+    and `examples` is N, of an epoch.
     """
     rows = [
         {**row, "epochs": row["steps"] * row["batch_size"] / examples} for row in rows
@@ -231,11 +232,22 @@ def plot_budget(
                     label=by and f"{_words(by)} {value}",
                     **_look(number),
                 )
+                training = [row.get("training_accuracy") or 0.0 for row in best]
+                if shown == "accuracy" and any(training):
+                    axes.plot(
+                        [row[along] for row in best],
+                        _percent(training),
+                        marker="o",
+                        markerfacecolor="white",
+                        **_look(number),
+                    )
             axes.set_xscale("log", base=2)
             _tick(axes.xaxis, [row[along] for row in rows])
             axes.set_xlabel(_words(along))
             if shown == "accuracy":
-                axes.set_ylabel("accuracy on held-out examples, %")
+                also = rows[0].get("training_accuracy") is not None
+                hollow = "\n(hollow: on training examples)" * also
+                axes.set_ylabel(f"accuracy on held-out examples, %{hollow}")
             else:
                 axes.set_yscale("log", base=2)
                 _tick(axes.yaxis, [row[shown] for row in rows])

@@ -58,12 +58,14 @@ class Simulations:
         factor: batch size of a simulation over that of the run it stands for, up to 1.
         validation_examples: training examples held out to compare the simulations.
         repeats: simulations of each setting.
+        on_training: measure the accuracy on the training examples, too.
     """
 
     folder: Path
     factor: float
     validation_examples: int
     repeats: int = 1
+    on_training: bool = False
 
     def __post_init__(self):
         validate.whole(repeats=self.repeats, at_least=1)
@@ -82,7 +84,8 @@ class Simulations:
         recipe = target.simulated(batch_size, **fields)
         name = "-".join(f"{key}={value}" for key, value in title.items())
         path = self.folder / "runs" / name
-        return Cell(title, target, repeats(path, recipe, target.name, self.repeats))
+        given = path, recipe, target.name, self.repeats, self.on_training
+        return Cell(title, target, repeats(*given))
 
 
 def privacy_parameters(
@@ -177,6 +180,7 @@ def begin(
         "examples": target.examples,
         "factor": simulations.factor,
         "validation_examples": simulations.validation_examples,
+        "training_accuracy": simulations.on_training,
     }
     known: dict[str, Any] = {}
     if path.exists():
@@ -287,10 +291,14 @@ def table(
     """Return a row for each cell, from the outcomes of all jobs by their folder.
 
     The accuracy is the mean over the repeats, the deviation their standard deviation.
+    That on the training examples is None if it was not measured.
     """
     rows = []
     for cell in cells:
-        runs = [outcomes[job.folder].accuracy for job in cell.jobs]
+        found = [outcomes[job.folder] for job in cell.jobs]
+        runs = [each.accuracy for each in found]
+        training = [each.training_accuracy for each in found]
+        known = [each for each in training if each is not None]
         rows.append(
             {
                 "title": cell.title,
@@ -303,6 +311,7 @@ def table(
                 "simulated_batch_size": cell.jobs[0].recipe.batch_size,
                 "accuracy": float(np.mean(runs)),
                 "deviation": float(np.std(runs, ddof=1)) if len(runs) > 1 else None,
+                "training_accuracy": float(np.mean(known)) if known else None,
                 "runs": runs,
             }
         )

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 
 from tanager._cache import private_folder
 from tanager._files import write_json
-from tanager._record import read_record
+from tanager._record import Maybe, read_record
 from tanager.data import Dataset
 from tanager.privacy.account import Account
 from tanager.privacy.mechanism import Mechanism
@@ -46,21 +46,30 @@ class Job(NamedTuple):
         recipe: of the run; its `out` and its physical batch, which the devices share
             evenly, are set when it starts.
         name: of the recipe.
+        on_training: whether to measure the accuracy on the training examples, too.
     """
 
     folder: Path
     recipe: Recipe
     name: str
+    on_training: bool = False
 
 
-def repeats(path: Path, recipe: Recipe, name: str, count: int) -> tuple[Job, ...]:
+def repeats(
+    path: Path, recipe: Recipe, name: str, count: int, on_training: bool = False
+) -> tuple[Job, ...]:
     """Return jobs of one recipe, in the folders PATH-0, PATH-1 and so on.
 
     A seed is that of the first run; the next has the next seed.
     """
     seeds = [None if recipe.seed is None else recipe.seed + n for n in range(count)]
     return tuple(
-        Job(Path(f"{path}-{n}"), dataclasses.replace(recipe, seed=seed), name)
+        Job(
+            Path(f"{path}-{n}"),
+            dataclasses.replace(recipe, seed=seed),
+            name,
+            on_training,
+        )
         for n, seed in enumerate(seeds)
     )
 
@@ -73,15 +82,18 @@ class Outcome(NamedTuple):
         flops: expected, of its matrix products and convolutions.
         seconds: of training, with compilation.
         diverged: whether parameters became infinite or NaN.
+        training_accuracy: like `accuracy`, on the training examples; None if it was not
+            measured.
     """
 
     accuracy: float
     flops: float
     seconds: float
     diverged: bool = False
+    training_accuracy: float | None = None
 
 
-_OUTCOME = Outcome.__annotations__
+_OUTCOME = {**Outcome.__annotations__, "training_accuracy": Maybe(float)}
 
 
 def outcome(folder: Path) -> Outcome | None:
@@ -122,16 +134,26 @@ def make(job: Job, watch: Watch | None = None) -> Outcome:
     rows = rows if rows == "auto" else -(-rows // devices) * devices
     prepared, account = _prepared(job, physical_batch_size=rows)
     expected = flops(prepared.recipe, prepared.budget.mechanism.steps)
-    started = time.monotonic()
+    started, training = time.monotonic(), []
     try:
-        result = runner.run(prepared, progress=False, on_metrics=watch, account=account)
+        result = runner.run(
+            prepared,
+            progress=False,
+            on_metrics=watch,
+            account=account,
+            on_training=training.append if job.on_training else None,
+        )
     except FloatingPointError:
         spent = time.monotonic() - started
-        found = Outcome(0.0, expected, spent, diverged=True)
+        worst = 0.0 if job.on_training else None
+        found = Outcome(0.0, expected, spent, True, training_accuracy=worst)
     else:
         assert result.evaluation_ema is not None
         found = Outcome(
-            result.evaluation_ema.accuracy, expected, result.summary["seconds"]
+            result.evaluation_ema.accuracy,
+            expected,
+            result.summary["seconds"],
+            training_accuracy=training[0].accuracy if training else None,
         )
     keep(job.folder, found)
     return found
