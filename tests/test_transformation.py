@@ -300,6 +300,12 @@ CHANGES = {
     "a whole number": lambda tree: jax.tree.map(lambda leaf: 100 * leaf, tree),
     "two sums": lambda tree: jax.tree.map(jnp.add, tree, tree),
     "signs": lambda tree: jax.tree.map(jnp.sign, tree),
+    "rounding": lambda tree: jax.tree.map(jnp.round, tree),
+    "sizes": lambda tree: jax.tree.map(jnp.abs, tree),
+    "what is positive": lambda tree: jax.tree.map(lambda x: jnp.maximum(x, 0), tree),
+    "what is large": lambda tree: jax.tree.map(
+        lambda x: jnp.where(jnp.abs(x) < 1e-3, 0, x), tree
+    ),
     "a norm of all": lambda tree: optax.clip_by_global_norm(0.5).update(
         tree, optax.EmptyState()
     )[0],
@@ -307,12 +313,14 @@ CHANGES = {
 }
 
 
-# A sum of two sums on the grid is one; signs have no meaning on it.
+# A sum of two sums on the grid is one; the others have no meaning on it.
+NOT_OF_THE_GRID = {"two sums", "signs", "rounding", "sizes"}
+NOT_OF_THE_GRID |= {"what is positive", "what is large"}
 OF_A_SUM = [
     (kind, name)
     for kind in ("clipped", "on the grid")
     for name in CHANGES
-    if kind == "clipped" or name not in ("two sums", "signs")
+    if kind == "clipped" or name not in NOT_OF_THE_GRID
 ]
 
 

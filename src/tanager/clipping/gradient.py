@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.tree_util import GetAttrKey
-from jaxtyping import Array, ArrayLike, Bool, Float, PyTree, UInt32
+from jaxtyping import Array, ArrayLike, Bool, Float, PyTree
 
 
-_MARK = np.uint32(0x7A4A6E72)
+_MARK = np.array([-7654.321, 0.4142135, 1.5e-20], np.float32)
+"""Rounding, clipping, signs and thresholds change one of these, as arithmetic does all.
+"""
 
 
 CHANGED = (
@@ -47,8 +49,8 @@ class ClippedGradient(_Fields):
         norms: float32[B] (or wider), norms before clipping, rounded up;
             0 in masked rows; a pytree of them where `clip_norm` is one. Private.
         losses: float32[B] (or wider); 0 in masked rows. Private.
-        mark: uint32[2]: a constant, and the bits of how far one example moves `sum`;
-            None if nothing was clipped.
+        mark: float32[4]: three constants, and how far one example moves `sum`; None if
+            nothing was clipped.
     """
 
     mark: Any = None
@@ -56,14 +58,14 @@ class ClippedGradient(_Fields):
     def marked(self, sensitivity: ArrayLike) -> Self:
         """Return the same as what clipping gave; copies by other ways have no mark."""
         own = lax.stop_gradient(jnp.asarray(sensitivity, jnp.float32))
-        mark = jnp.stack([_MARK, lax.bitcast_convert_type(own, jnp.uint32)])
+        mark = jnp.append(_MARK, own)
         return self.tree_unflatten(None, (*self, mark))
 
     def require_mark(self) -> Array:
         """Return the mark; refuse what has none, or one that arithmetic changed."""
         if self.mark is None:
             raise ValueError(_UNMARKED)
-        if (self.mark.shape, self.mark.dtype) != ((2,), jnp.dtype(jnp.uint32)):
+        if (self.mark.shape, self.mark.dtype) != ((4,), jnp.dtype(jnp.float32)):
             raise ValueError(CHANGED)
         return self.mark
 
@@ -81,8 +83,8 @@ class ClippedGradient(_Fields):
         return made
 
 
-def fits(mark: UInt32[Array, "2"], sensitivity: float) -> Bool[Array, ""]:
+def fits(mark: Float[Array, "4"], sensitivity: float) -> Bool[Array, ""]:
     """Return whether a sum is as it was clipped, and moves by no more than that."""
-    own = lax.bitcast_convert_type(mark[1], jnp.float32)
     # Rounded to float32, a sensitivity can be that much larger.
-    return (mark[0] == _MARK) & (own <= sensitivity * (1 + 2.0**-22))
+    most = sensitivity * (1 + 2.0**-22)
+    return jnp.all(mark[:-1] == _MARK) & (mark[-1] <= most)
