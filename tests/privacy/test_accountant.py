@@ -423,6 +423,23 @@ def test_rdp_of_a_gaussian_is_linear_in_the_order():
     np.testing.assert_allclose(divergences, np.array(orders) * 8 / (2 * 16))
 
 
+@pytest.mark.parametrize("mu", [1e-6, 3e-3, 0.06, 0.7, 30.0, 1e4])
+def test_epsilon_of_a_gaussian_is_rounded_up_at_any_delta(mu):
+    """Balle and Wang 2018, theorem 8, in 400 digits."""
+
+    def exact_delta(epsilon):
+        place, half = mpmath.mpf(epsilon) / mu, mpmath.mpf(mu) / 2
+        second = mpmath.exp(epsilon) * mpmath.ncdf(-place - half)
+        return mpmath.ncdf(half - place) - second
+
+    with mpmath.workdps(400):
+        for delta in (1e-300, 1e-100, 1e-18, 1e-5, 8e-3, 0.5):
+            spent = accountant.epsilon_gaussian(mu, delta)
+            less = mpmath.mpf(spent) * (1 - 2e-14) - 4e-12
+            assert exact_delta(spent) <= delta
+            assert less < 0 or exact_delta(less) > delta
+
+
 @pytest.mark.parametrize("adjacency", [ADD, REPLACE])
 def test_gdp_clt_is_the_variance_of_the_loss(adjacency):
     # In the limit μ² is T times the variance of the privacy loss under "no signal".
