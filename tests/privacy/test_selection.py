@@ -25,6 +25,11 @@ LAWS = [
     Selection(10, math.inf),
     Selection(1, 0.5),
     Selection(1.5, 0),
+    # The ends of what is allowed.
+    Selection(1 + 1e-6, 0),
+    Selection(1 + 1e-6, 1e6),
+    Selection(2, 1e6),
+    Selection(20_000, 0),
     # The probability of no run, or of one, is below the smallest number.
     Selection(1000, math.inf),
     Selection(2000, 2000.0),
@@ -168,7 +173,10 @@ def test_without_noise_nothing_is_private():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Selection(0.5), r"mean \(=0.5\) must be at least 1"),
+        (lambda: Selection(0.5), r"mean \(=0.5\) must be 1, or from 1.000001 to 1e6"),
+        (lambda: Selection(1 + 1e-13, 0.5), r"mean \(=1.0000000000001\) must be 1, or"),
+        (lambda: Selection(1e100, 0), r"mean \(=1e\+100\) must be 1, or"),
+        (lambda: Selection(2, 1e15), r"shape \(=10+\.0\) must be at most 1e6, or inf"),
         (lambda: Selection(2, -0.5), r"shape \(=-0.5\) must be finite and not neg"),
         (lambda: Selection(2, math.nan), r"shape \(=nan\) must be a number"),
         (

@@ -29,12 +29,16 @@ from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
 
 
+_MOST = 1e6
+"""Of mean and shape. Beyond, or nearer to a mean of 1, the law loses its digits."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Selection:
     """Distribution of the number of runs of a search.
 
     Attributes:
-        mean: expected number of runs, at least 1.
+        mean: expected number of runs: 1, or from 1.000001 to a million.
         shape: η of the truncated negative binomial, which gives at least one run: 1 is
             geometric; 0 is logarithmic, whose ε grows least with the mean and whose
             tail is heaviest. Infinity is poisson, which can give 0 runs.
@@ -48,10 +52,13 @@ class Selection:
 
     def __post_init__(self):
         validate.positive(mean=self.mean)
-        if self.mean < 1:
-            validate.refuse("mean", self.mean, "must be at least 1")
+        if self.mean != 1 and not 1 + 1e-6 <= self.mean <= _MOST:
+            validate.refuse("mean", self.mean, "must be 1, or from 1.000001 to 1e6")
         if self.shape != math.inf:
             validate.not_negative(shape=self.shape, remedy="infinity is poisson")
+            if self.shape > _MOST:
+                rule = "must be at most 1e6, or infinity, which is poisson"
+                validate.refuse("shape", self.shape, rule)
         object.__setattr__(self, "mean", float(self.mean))
         object.__setattr__(self, "shape", float(self.shape))
 
