@@ -6,7 +6,8 @@ Wilson's for shares (accuracies of all and of each class), and made of those of 
 classes for balanced accuracy and macro F1: a bootstrap has no doubt about a rare class
 that is all right, and holds 65 % of the time. For the others they follow from the
 deviation of `RESAMPLES` bootstrap samples, drawn within each class with a fixed seed:
-the same input gives the same interval.
+the same input gives the same interval. AUROC's are at least as wide as Newcombe's
+(2006, "Confidence intervals for an effect size measure", part 2).
 
 Classes without an example are left out of the means over classes. `measure_labels` is
 for examples with any number of labels; its samples are weights of the examples from the
@@ -96,10 +97,11 @@ def measure(
         **top,
         "balanced_accuracy": _combined(matrix, shares, _recall),
         "macro_f1": _combined(matrix, shares, _f1),
-        "auroc": _between(
-            np.mean([*areas.values()]) if areas else None,
-            _areas(probabilities, labels, [*areas]) if enough else (),
-            counts[present].min(),
+        "auroc": _area(
+            [*areas.values()],
+            _drawn_areas(probabilities, labels, [*areas]) if enough else (),
+            counts[[*areas]],
+            len(labels),
         ),
         "majority_share": float(counts.max() / len(labels)),
         "majority_class": classes[int(counts.argmax())],
@@ -154,30 +156,26 @@ def measure_labels(
     drawn = {}
     if bootstrap:
         drawn = _drawn_by_weights(probabilities, labels, np.flatnonzero(fewer))
-    wide = bool((fewer[fewer > 0] >= FEWEST).all())
 
-    def of_label(name: str, k: int) -> dict[str, float | None]:
-        enough = fewer[k] >= FEWEST and name in drawn
-        own = drawn[name][k] if enough else ()
-        return _between(values[name].get(k), own, fewer[k])
-
-    def of_all(name: str) -> dict[str, float | None]:
-        there = [*values[name].values()]
-        every = [*drawn.get(name, {}).values()] if wide else []
-        means = np.mean(every, axis=0).tolist() if every else ()
-        rarest = fewer[fewer > 0].min(initial=len(labels))
-        return _between(np.mean(there) if there else None, means, rarest)
+    def of_labels(name: str, numbers: Sequence[int]) -> dict[str, float | None]:
+        there = [k for k in numbers if k in values[name]]
+        enough = name in drawn and min(fewer[there], default=0) >= FEWEST
+        means = [values[name][k] for k in there]
+        every = [drawn[name][k] for k in there] if enough else ()
+        if name == "auroc":
+            return _area(means, every, fewer[there], len(labels))
+        return _between(means, every, min(fewer[there], default=0))
 
     named = probabilities >= THRESHOLD
     return {
         "examples": len(labels),
-        **{name: of_all(name) for name in values},
+        **{name: of_labels(name, range(len(classes))) for name in values},
         "classes": list(classes),
         "per_class": [
             {
                 "class": classes[k],
                 "examples": int(counts[k]),
-                **{name: of_label(name, k) for name in values},
+                **{name: of_labels(name, [k]) for name in values},
                 "sensitivity": _share((named & labels)[:, k].sum(), counts[k]),
                 "specificity": _share(
                     (~named & ~labels)[:, k].sum(), len(labels) - counts[k]
@@ -282,24 +280,80 @@ def _share(right: int, count: int) -> dict[str, float | None]:
 
 
 def _between(
-    value: Any, drawn: Sequence[float], fewest: int
+    values: Sequence[float], drawn: Sequence[Sequence[float]], fewest: int
 ) -> dict[str, float | None]:
-    """Return a value with an interval by the deviation of what was drawn again.
+    """Return the mean of values with an interval by the deviation of what was drawn.
 
     In log-odds, by Student's t for the `fewest` examples of a kind. Of 10 to 20, the
     middle 95 % of what is drawn hold 70 to 85 % of the time.
     """
-    if value is None or not drawn:
-        return {"value": value and float(value), "low": None, "high": None}
+    value = float(np.mean(values)) if len(values) else None
+    nothing = {"value": value, "low": None, "high": None}
+    if value is None or not len(drawn):
+        return nothing
+    means = np.mean(drawn, axis=0)
     # Where all are right, what is drawn again says no more.
-    if max(drawn) - min(drawn) < 1e-12 or not 0 < value < 1:
-        return {"value": float(value), "low": None, "high": None}
+    if np.ptp(means) < 1e-12 or not 0 < value < 1:
+        return nothing
     from scipy import special, stats
 
     times = float(stats.t.ppf((1 + CONFIDENCE) / 2, fewest - 1))
-    away = times * float(np.std(drawn)) / (value * (1 - value))
+    away = times * float(np.std(means)) / (value * (1 - value))
     low, high = special.expit(special.logit(value) + np.array([-away, away]))
-    return {"value": float(value), "low": float(low), "high": float(high)}
+    return {"value": value, "low": float(low), "high": float(high)}
+
+
+def _area(
+    areas: Sequence[float],
+    drawn: Sequence[Sequence[float]],
+    counts: np.ndarray,
+    total: int,
+) -> dict[str, float | None]:
+    """Return the mean of areas with an interval: the wider of two, at each end.
+
+    One is `_between`'s. The other is made of Newcombe's intervals of the areas, whose
+    errors are as correlated as what was drawn (Zou 2007, "Toward using confidence
+    intervals to compare correlations").
+
+    Measured with 10 to 50 examples of a kind, 10 to 500 of the other, areas of 0.6 to
+    0.99 and normal scores: it holds 95 to 99 % of the time, where `_between`'s alone
+    holds 85 to 99 %. If scores of one kind spread twice as much, it holds 93 to 100 %.
+    """
+    found = _between(areas, drawn, min(counts, default=0))
+    if not len(areas) or not len(drawn):
+        return found
+    away = np.array(
+        [
+            [
+                area - _lowest(area, count, total),
+                1 - area - _lowest(1 - area, count, total),
+            ]
+            for area, count in zip(areas, counts.tolist(), strict=True)
+        ]
+    )
+    with np.errstate(all="ignore"):
+        alike = np.atleast_2d(np.corrcoef(np.round(drawn, 12)))
+    squares = (away * (np.nan_to_num(alike, nan=1.0) @ away)).sum(axis=0)
+    low, high = np.mean(areas) + np.sqrt(squares) / len(areas) * [-1, 1]
+    if found["low"] is not None and found["high"] is not None:
+        low, high = min(low, found["low"]), max(high, found["high"])
+    return {**found, "low": max(float(low), 0.0), "high": min(float(high), 1.0)}
+
+
+def _lowest(area: float, count: int, total: int) -> float:
+    """Return the lower end of an area's interval (Newcombe 2006, method 5)."""
+    from scipy import optimize, special
+
+    pairs, more = count * (total - count), total / 2 - 1
+    times = float(special.ndtri((1 + CONFIDENCE) / 2))
+
+    def beyond(true: float) -> float:
+        shared = more * ((1 - true) / (2 - true) + true / (1 + true))
+        variance = true * (1 - true) * (1 + shared) / pairs
+        return (area - true) ** 2 - times**2 * variance
+
+    most = min(area, 1 - 1e-9)
+    return optimize.brentq(beyond, 0.0, most) if area > 0 else 0.0  # pyright: ignore
 
 
 def _combined(
@@ -345,20 +399,21 @@ def _drawn_by_weights(
     return drawn
 
 
-def _areas(
+def _drawn_areas(
     probabilities: np.ndarray,
     labels: np.ndarray,
     classes: Sequence[int],
-) -> list[float]:
-    """Return the mean area of classes for examples drawn again within each class."""
+) -> list[list[float]]:
+    """Return areas of each class for examples drawn again within each class."""
     random = np.random.default_rng(_SEED)
     groups = [np.flatnonzero(labels == k) for k in np.unique(labels)]
     ranked = [Ranked(probabilities[:, k], labels == k) for k in classes]
-    drawn = []
+    drawn = [[] for _ in ranked]
     for _ in range(RESAMPLES if classes else 0):
         weights = np.zeros(len(labels))
         for own in groups:
             chosen = random.integers(len(own), size=len(own))
             weights[own] = np.bincount(chosen, minlength=len(own))
-        drawn.append(float(np.mean([each.area(weights) for each in ranked])))
+        for areas, each in zip(drawn, ranked, strict=True):
+            areas.append(each.area(weights))
     return drawn

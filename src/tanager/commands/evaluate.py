@@ -145,7 +145,8 @@ def run(arguments: Sequence[str]) -> int:
                     "confidence": CONFIDENCE,
                     "accuracy": "Wilson",
                     **combined,
-                    "others": f"deviation of {RESAMPLES} bootstrap samples, {drawn}",
+                    "others": f"deviation of {RESAMPLES} bootstrap samples, {drawn}; "
+                    "of AUROC, at least Newcombe's",
                 },
                 "note": _NOTE,
             }
