@@ -66,6 +66,16 @@ def test_whole():
             validate.whole(steps=value, at_least=0)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+def test_an_array_of_one_number_is_refused_with_what_to_give(array):
+    with refused("x (=float32[]) must be a number: give float(x)"):
+        validate.positive(x=array(np.float32(2)))
+    with refused("steps (=int32[]) must be a whole number: give int(steps)"):
+        validate.whole(steps=array(np.int32(2)), at_least=1, remedy="more")
+    with refused("steps (=float32[]) must be a whole number: more"):
+        validate.whole(steps=array(np.float32(2)), at_least=1, remedy="more")
+
+
 def test_one_of_offers_the_nearest():
     validate.one_of(["ghost", "auto"], strategy="auto")
     with refused(

@@ -69,10 +69,18 @@ def _values(value: object) -> float:
 
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        refuse(name, value, "must be a number")
+        refuse(
+            name, value, "must be a number", _of_array("iuf", f"float({name})", value)
+        )
     if math.isnan(value):
         refuse(name, value, "must be a number", "it is not-a-number")
     return float(value)
+
+
+def _of_array(kinds: str, number: str, value: Any) -> str:
+    """Return what to give in place of an array of a single number."""
+    alone = getattr(value, "shape", None) == () and value.dtype.kind in kinds
+    return f"give {number}" if alone else ""
 
 
 def _range(rule: str, inside: Callable[[float], bool]) -> Callable[..., None]:
@@ -120,7 +128,8 @@ def whole(*, at_least: int, remedy: str = "", **values: int) -> None:
     """Refuse a value that is not a whole number of at least `at_least`."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-            refuse(name, value, "must be a whole number", remedy)
+            ending = _of_array("iu", f"int({name})", value) or remedy
+            refuse(name, value, "must be a whole number", ending)
         if value < at_least:
             refuse(name, value, f"must be at least {at_least}", remedy)
 
