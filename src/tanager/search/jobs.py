@@ -35,6 +35,7 @@ Watch = Callable[[Mapping[str, Any]], None]
 """Called at each evaluation with its line of metrics.jsonl."""
 
 POLL_SECONDS = 1.0
+_PENDING = "pending.json"
 _REMEDY = "delete the folder of that run, and it is run again"
 
 
@@ -96,9 +97,9 @@ class Outcome(NamedTuple):
 _OUTCOME = {**Outcome.__annotations__, "training_accuracy": Maybe(float)}
 
 
-def outcome(folder: Path) -> Outcome | None:
+def outcome(folder: Path, name: str = "outcome.json") -> Outcome | None:
     """Return the result of the run in a folder; None while it is not complete."""
-    path = folder / "outcome.json"
+    path = folder / name
     if not path.exists():
         return None
     content = read_record(path, _OUTCOME, _REMEDY)
@@ -128,6 +129,9 @@ def make(job: Job, watch: Watch | None = None) -> Outcome:
     The account of its data is charged with all of its steps, however it ends.
     """
     if done := outcome(job.folder):
+        return done
+    if done := outcome(job.folder, _PENDING):
+        keep(job.folder, done)
         return done
     devices = job.recipe.devices or jax.device_count()
     rows = job.recipe.physical_rows
@@ -193,8 +197,12 @@ def _prepared(job: Job, **fields: Any) -> tuple[runner.Prepared, Account | None]
 
 
 def keep(folder: Path, found: Outcome) -> None:
-    """Write the result of a run, and delete what is no longer needed."""
-    write_json(folder / "outcome.json", found._asdict())
+    """Write the result of a run, and delete what is no longer needed.
+
+    A run is complete once its model is deleted. If this is killed before, the next
+    `make` goes on from the pending result.
+    """
+    write_json(folder / _PENDING, found._asdict())
     for path in folder.iterdir():
         if path.suffix in (".json", ".jsonl", ".lock"):
             continue
@@ -205,6 +213,7 @@ def keep(folder: Path, found: Outcome) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+    (folder / _PENDING).replace(folder / "outcome.json")
 
 
 def work(
