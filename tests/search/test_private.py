@@ -26,7 +26,9 @@ from tanager.search.private import (
 )
 from tanager.search.space import Space
 from tanager.seed import Seed
+from tanager.training import charging
 from tanager.training.export import export
+from tanager.training.run_folder import seed_of
 
 
 HELD_OUT = 140
@@ -287,6 +289,7 @@ def test_which_run_won_is_not_told_by_how_it_was_clipped(
     assert not list((out / "private/cache").glob("clipping-*"))
     runs = [read(run / "config.json") for run in (out / "private/runs").iterdir()]
     told = read(out / "config.json")
+    assert told.pop("charge") == charging.id_of(out, seed_of(out))  # of no one run
     assert {*told} == {*private._SETTINGS} < {*runs[0]} - {"clipping", "devices"}
     first, second = ({name: run[name] for name in told} for run in runs)
     for config in (first, second, told):
@@ -347,6 +350,21 @@ def test_the_search_is_charged_once_whatever_its_number_of_runs(
     total = read(out / "result.json")["account"]
     assert (total["epsilon"], total["accountant"]) == (settings.epsilon, "rdp")
     assert "this one included, had spent ε = 3 at" in (out / "report.html").read_text()
+
+
+def test_weights_that_the_same_data_made_are_named(tmp_path, monkeypatch):
+    """Those of a private search, too: each of two searches spends all of it."""
+    account, first = Account(tmp_path / "account"), tmp_path / "first"
+    draws(monkeypatch, 1)
+    search_privately(first, settings_of(account=str(account.path)))
+    weights = str(first / "model-ema.safetensors")
+    again = settings_of(account=str(account.path), weights=weights)
+    second = tmp_path / "second"
+    with pytest.warns(UserWarning, match="are of a run on the same data"):
+        search_privately(second, again)
+    assert len(account.read().charges) == 2
+    changes = read(second / "config.json")["weights"]["changes"]
+    assert any("not only the ε of its last run" in change for change in changes)
 
 
 def test_an_error_of_a_run_does_not_tell_its_number(tmp_path, settings, monkeypatch):

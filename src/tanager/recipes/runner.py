@@ -216,12 +216,8 @@ def run(
         make = hosts.is_chief()
         secret = hosts.chief_first(lambda: folder.seed(recipe.seed, make=make))
         task = tasks.make(recipe, dataset, secret, Path(out), progress)
-        if task.origin is not None and _are_of_these_data(recipe, account):
-            task.origin["changes"].append(_OWN_WEIGHTS)
-            if hosts.is_chief():
-                text = f"weights (={recipe.weights!r}) are {_OWN_WEIGHTS}: "
-                text += "start from weights of other data"
-                warnings.warn(text, stacklevel=2)
+        if task.origin is not None:
+            task.origin["changes"] += own_weights(recipe, account)
         if prepared.budget.class_counts is not None:
             task = _balanced(task, dataset)
         result = train(
@@ -277,6 +273,17 @@ def run(
             of = Classification(task.predict, *given, multi_label=recipe.multi_label)
             on_training(of(result.average))
         return result
+
+
+def own_weights(recipe: Recipe, account: Account | None) -> list[str]:
+    """Warn of weights of a run on the same data; return what the model card says."""
+    if not _are_of_these_data(recipe, account):
+        return []
+    if hosts.is_chief():
+        text = f"weights (={recipe.weights!r}) are {_OWN_WEIGHTS}: "
+        text += "start from weights of other data"
+        warnings.warn(text, stacklevel=3)
+    return [_OWN_WEIGHTS]
 
 
 def _are_of_these_data(recipe: Recipe, account: Account | None) -> bool:

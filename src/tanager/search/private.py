@@ -240,6 +240,7 @@ def _search(
     runs.mkdir(exist_ok=True)
     run_folder.seed_is_used()
     held_out = settings.recipe.validation_examples
+    notes = runner.own_weights(settings.recipe, account)
     runs_made = []
     for number in range(settings.search.selection.draw(seed)):
         random = seed.generator("choices", number)
@@ -257,7 +258,7 @@ def _search(
         )
     score, best, values = max(runs_made, key=lambda run: run[0])
     total = charging.total(account, *spent)
-    _release(run_folder, best, settings, values, score / held_out, total)
+    _release(run_folder, best, settings, values, score / held_out, total, notes)
 
 
 def noisy_count(right: int, search: PrivateSearch, seed: Seed, number: int) -> float:
@@ -344,6 +345,7 @@ def _release(
     values: dict[str, Any],
     noisy_accuracy: float,
     total: dict[str, Any] | None,
+    notes: list[str],
 ) -> None:
     """Copy the public part of the best run, under the guarantee of the search."""
     if (best / "diverged").exists():
@@ -376,6 +378,9 @@ def _release(
     of_run = read_record(best / "config.json", {"recipe": Each(object)})
     config = {name: of_run[name] for name in _SETTINGS}
     config["recipe"]["out"] = None
+    config["charge"] = charging.id_of(folder.path, folder.seed(None))
+    if notes:
+        config["weights"]["changes"] += notes
     write_json(folder.config, config)
     write_json(folder.result, result)
 
