@@ -91,6 +91,13 @@ def test_ledgers_are_added_once(said, made, tmp_path):
     assert not default_path("digits", None).exists()
     shutil.copy(tmp_path / "runs/2/ledger.jsonl", tmp_path / "alone.jsonl")
     words = "account add runs/1 alone.jsonl --account mine --delta 1e-3 --json"
+    # A ledger alone may be of persons: then ε for each image would be too low.
+    code, _, errors = said(words)
+    assert code == 2 and "that says its unit of privacy: give the run's" in errors
+    assert not (tmp_path / "mine").exists()
+    code, _, errors = said(f"{words} --unit image")
+    assert code == 2 and "--unit (='image') must be" in errors
+    words += " --unit example"
     for _ in range(2):
         code, printed, _ = said(words)
         found = json.loads(printed)
@@ -148,8 +155,8 @@ def check_added(tmp_path):
         assert spent_by(account, fixed, 1e-3)[1].mechanisms == (known,)
     # Another ledger that was put beside it is another run.
     shutil.copy(run / "ledger.jsonl", run / "other.jsonl")
-    own, other = spent_by(account, run / "other.jsonl", 1e-3)
-    assert other.id != first.id and (other.delta, own.unit) == (1e-3, "example")
+    own, other = spent_by(account, run / "other.jsonl", 1e-3, "person")
+    assert other.id != first.id and (other.delta, own.unit) == (1e-3, "person")
     persons = edited(run, tmp_path / "persons", unit="person")
     assert spent_by(account, persons, 1e-3)[0].unit == "person"
 
@@ -177,7 +184,7 @@ def test_planted_a_part_of_the_record_is_not_read(made, tmp_path, monkeypatch, n
         return {**if_there(path, shape), name: None}
 
     monkeypatch.setattr(spent, "_if_there", without)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError if name != "unit" else ValueError):
         check_added(tmp_path)
 
 

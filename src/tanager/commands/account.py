@@ -121,9 +121,14 @@ class Add(_Named):
     delta: float = 1e-5
     """δ of a ledger without a config.json beside it."""
 
+    unit: Annotated[str | None, tyro.conf.arg(metavar="{example,person}")] = None
+    """Unit of privacy of a ledger without a config.json beside it."""
+
     def apply(self) -> float | None:
-        account = self.named()
-        found = [spent_by(account, Path(each), self.delta) for each in self.runs]
+        if self.unit is not None:
+            validate.one_of(("example", "person"), unit=self.unit)
+        account, more = self.named(), (self.delta, self.unit)
+        found = [spent_by(account, Path(each), *more) for each in self.runs]
         for each, charge in found:
             each.require_room(charge)
         for each, charge in found:

@@ -36,12 +36,14 @@ _STUDY = {
 }
 
 
-def spent_by(account: Account, run: Path, delta: float) -> tuple[Account, Charge]:
+def spent_by(
+    account: Account, run: Path, delta: float, unit: str | None = None
+) -> tuple[Account, Charge]:
     """Return the charge of a run under the id that training gives it, and its account.
 
     The account returned is `account` with the run's unit of privacy. `run` is the
-    folder of a run or of a private search, or a ledger; `delta` is δ of a ledger
-    without a config.json beside it.
+    folder of a run or of a private search, or a ledger; `delta` and `unit` are those
+    of a ledger without a config.json beside it.
     """
     # JAX is imported from here on: the command line was fine.
     from tanager.training import charging
@@ -73,9 +75,14 @@ def spent_by(account: Account, run: Path, delta: float) -> tuple[Account, Charge
         secret = seed_of(path.parent)
     if secret is None:
         secret = _instead_of_seed(path, private)
-    account = dataclasses.replace(
-        account, what="ledger", unit=config.get("unit") or "example"
-    )
+    unit = config.get("unit") or unit
+    if unit is None:  # A person's run does not cover an image, nor the other way round.
+        rule = "has no config.json beside it that says its unit of privacy"
+        remedy = (
+            "give the run's folder; or, if its seed was secret, say --unit example "
+        )
+        validate.refuse("runs", str(run), rule, f"{remedy}or --unit person")
+    account = dataclasses.replace(account, what="ledger", unit=unit)
     more = config.get("delta") or delta, path.parent if run.is_dir() else path, secret
     charge = charging.charge_of(account, made, *more)
     planned = filter(None, map(config.get, ("class_counts", "mechanism")))
