@@ -321,6 +321,18 @@ def test_files_beside_and_above_the_class_folders_are_counted(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_a_link_that_leads_back_is_refused(tmp_path, named):
+    names = (f"{'ab'[n % 2]}{n}.png" for n in range(COUNT))
+    write(tmp_path / "all", *(f"{name[0]}/{name}" for name in names))
+    (tmp_path / "all/a/more").symlink_to("..")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/same").symlink_to(".")
+    for folder in ("all", "one"):
+        with pytest.raises(ValueError, match="links that lead in a circle, back to"):
+            load("folder", Layout(tmp_path / folder, labels_from_name=named))
+
+
 def test_classes_of_one_split_alone(tmp_path):
     halves(tmp_path, "train", "test")
     write(tmp_path, "train/c/1.png", "test/d/2.png")

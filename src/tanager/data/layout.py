@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
 from tanager import _validate as validate
+from tanager._reading import refuse_file
 from tanager.data import dicom
 from tanager.data.decoding import CONVERSION, SUFFIXES
 
@@ -159,12 +160,33 @@ def looked(folder: str | os.PathLike[str]) -> tuple[list[str], list[str], list[s
     return sorted(images), sorted(others), sorted(folders)
 
 
-def walked(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Yield (folder, images, other files) of a folder and of all folders in it."""
+def walked(
+    folder: Path, above: tuple[str, ...] = ()
+) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Yield (folder, images, other files) of a folder and of all folders in it.
+
+    `above` has the real paths of the folders that it was reached by.
+
+    Raises:
+        UnreadableFile: a link leads back to a folder that was entered before.
+    """
+    above = _entered(folder, above)
     images, others, folders = looked(folder)
     yield folder, images, others
     for name in folders:
-        yield from walked(folder / name)
+        yield from walked(folder / name, above)
+
+
+def _entered(folder: Path, above: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the real paths of a folder and of those above; refuse a loop of links."""
+    if not above or folder.is_symlink():
+        real = os.path.realpath(folder)
+    else:
+        real = os.path.join(above[-1], folder.name)
+    if real in above:
+        rule = f"is reached by links that lead in a circle, back to {real}"
+        refuse_file(folder, rule, "remove the link")
+    return *above, real
 
 
 def outermost(path: Path) -> list[Path]:
@@ -172,8 +194,9 @@ def outermost(path: Path) -> list[Path]:
 
     That is its only folder, without images beside it or right in it, and so on down.
     """
-    folders = [path]
+    folders, above = [path], ()
     while True:
+        above = _entered(folders[-1], above)
         images, _, below = looked(folders[-1])
         if images or len(below) != 1 or looked(folders[-1] / below[0])[0]:
             return folders
