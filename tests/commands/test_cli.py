@@ -126,6 +126,24 @@ def test_bad_input_gives_one_message(capsys, tmp_path, monkeypatch, words, messa
     assert "Traceback" not in error
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--implementation tan", "(='tan') must be left out for small-cnn"),
+        ("--model lenet", "image_height (=8) must be at least 16"),
+        ("--weights /nowhere", "(='/nowhere') is not a file: give a .safetensors"),
+        ("--preprocessing /nowhere", "cannot be read as JSON (No such file"),
+    ],
+)
+def test_a_model_that_cannot_be_made_is_refused_before_a_run_is_named(
+    capsys, tmp_path, monkeypatch, words, message
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "digits", *words.split()]) == 2
+    printed, error = capsys.readouterr()
+    assert message in error and not printed
+
+
 def test_images_of_a_person_are_limited_only_where_persons_are_the_unit(capsys):
     assert main(["train", "digits", "--examples-per-group", "2"]) == 2
     told = (

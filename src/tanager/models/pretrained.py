@@ -266,6 +266,9 @@ def find_weights(source: str | os.PathLike[str]) -> Path:
     if (path / "ledger.jsonl").exists():
         remedy = "name model.safetensors in it, or model-ema.safetensors, their average"
         validate.refuse("weights", os.fspath(source), "is the folder of a run", remedy)
+    if not path.exists():
+        remedy = "give a .safetensors or .npz file"
+        validate.refuse("weights", os.fspath(source), "is not a file", remedy)
     return file_in(path) if path.is_dir() else path
 
 

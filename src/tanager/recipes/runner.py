@@ -119,6 +119,8 @@ def prepare(
         dataset = load(recipe, progress)
     recipe = sized(recipe, dataset)
     tasks.check_augmentation(recipe, dataset)
+    seen = tasks.seen_shape(recipe, dataset)
+    shapes = tasks.model_shapes(recipe, len(dataset.classes), seen)
     tasks.warn_of_preprocessing(recipe)
     fixed = recipe.model in heads.FIXED
     starts = recipe.weights or recipe.features_from or fixed
@@ -127,9 +129,7 @@ def prepare(
         remedy = "give weights to start from"
         validate.refuse("fine_tune", recipe.fine_tune, rule, remedy)
     size = tasks.size(recipe, dataset)
-    width = 0
-    if recipe.leaves_open:
-        width = tasks.head_width(recipe, tasks.seen_shape(recipe, dataset))
+    width = shapes.head.weight.shape[0] if recipe.leaves_open else 0
     public = recipe.public_size(size)
     recipe = heads.resolved(recipe, public, width)
     budget = solve_budget(recipe, size, len(dataset.classes))

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -191,14 +192,23 @@ def cropped_shape(recipe: Recipe, dataset: Dataset) -> tuple[int, int, int]:
 
 
 def model_shapes(recipe: Recipe, classes: int, image_shape: tuple[int, ...]) -> Any:
-    """Return a recipe's model, with shapes in place of arrays."""
+    """Return a recipe's model, with shapes in place of arrays.
+
+    Raises:
+        ValueError: there is no such model, or not of images of this shape.
+    """
+    return _shapes(recipe.model, classes, tuple(image_shape), **model_options(recipe))
+
+
+@functools.lru_cache(maxsize=8)
+def _shapes(name: str, classes: int, image_shape: tuple[int, ...], **options: Any):
     return eqx.filter_eval_shape(
         models.create,
-        recipe.model,
+        name,
         classes=classes,
         image_shape=image_shape,
         key=jax.random.key(0),
-        **model_options(recipe),
+        **options,
     )
 
 
