@@ -103,6 +103,10 @@ def test_help_is_short_and_all_of_it_is_there(capsys, words):
         (["train", "--steps", "3.5"], "--steps (='3.5') must be a whole number"),
         (["train", "--class-weights", "ill"], "a number for each class: such as"),
         (["train", "--class-weights", "ill", "x"], "must be a number after each name"),
+        (
+            ["train", "--class-weights", "balanced", "digits"],
+            "(='balanced digits') must be balanced alone, or a name and a number",
+        ),
         (["train", "--optimizer", "adamm"], "did you mean adam?"),
         (["train", "--physical-batch-size", "9999999999"], "must be at most 1048576"),
         (["train", "--model", "wrn-16-5x"], "model (='wrn-16-5x')"),

@@ -145,6 +145,10 @@ def _require_numbers(words: Sequence[str], *kinds: type) -> None:
         if hint in _NUMBERS and given[:1] not in ([], ["None"]):
             _require_number(flag, given[0], *_NUMBERS[hint])
         elif hint == ClassWeights | dict[str, float] and given != ["balanced"]:
+            if given[:1] == ["balanced"] and not _is(float, given[1]):
+                rule = "must be balanced alone, or a name and a number for each class"
+                remedy = f"give a recipe's name first: tanager train RECIPE {flag} …"
+                validate.refuse(flag, " ".join(given), rule, remedy)
             if len(given) < 2 or len(given) % 2:
                 rule = "must be balanced, or a name and a number for each class"
                 validate.refuse(flag, " ".join(given), rule, f"such as {flag} rare 5")
