@@ -14,11 +14,10 @@ from tyro.conf import Positional
 from tanager import _validate as validate
 from tanager._reading import UnreadableFile
 from tanager._record import check_record
-from tanager._terminal import new_console
 from tanager.commands import flags, models_in_use
-from tanager.commands.tables import new_table, print_json
+from tanager.commands.evaluation_tables import NOTE, print_classes, print_labels
+from tanager.commands.tables import print_json
 from tanager.data.layout import Uncertain
-from tanager.report.guarantee import between
 
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
 
 SPLITS = ("test", "train", "all")
-_MOST_CLASSES = 20  # of a confusion matrix that fits on a screen
 _OF_DATA = ("labels", "image_column", "label_column", "uncertain", "groups")
 _SPLIT_BY = {
     "given": "the training data had one",
@@ -39,7 +37,6 @@ _SPLIT_BY = {
     "by person": "training split by person (groups)",
     "by number": "training split images by their number in a file",
 }
-_NOTE = "ε does not cover these numbers: they depend on the labelled examples exactly."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,10 +145,10 @@ def run(arguments: Sequence[str]) -> int:
                     "others": f"deviation of {RESAMPLES} bootstrap samples, {drawn}; "
                     "of AUROC, at least Newcombe's",
                 },
-                "note": _NOTE,
+                "note": NOTE,
             }
         )
-    show = _print_labels if model.multi_label else _print
+    show = print_labels if model.multi_label else print_classes
     rest = len(dataset.train) if options.data and options.split == "test" else 0
     more = f"; --split all measures all {len(labels) + rest}" if rest else ""
     show(f"{options.model} on {len(labels)} {which} of {of}{more}", found)
@@ -368,83 +365,3 @@ def _of_model(model: "Model", own: "np.ndarray", labels: "np.ndarray") -> Any:
     found = np.zeros((len(labels), len(model.classes)), np.int32)
     found[:, own] = labels
     return found
-
-
-def _print_labels(title: str, found: Mapping[str, Any]) -> None:
-    console = new_console(markup=False)
-    console.print(f"{title}\n", soft_wrap=True)
-    both = {"AUROC": "auroc", "average precision": "average_precision"}
-    rows = [
-        (f"{name}, mean over labels", _percent(found[key]), between(found[key]))
-        for name, key in both.items()
-    ]
-    headings = ("measure", "value", "95 % interval")
-    console.print(new_table(*headings, rows=rows), soft_wrap=True)
-    keys = (*both.values(), "sensitivity", "specificity")
-    headings = ("label", "examples", "AUROC", "95 % interval", "average precision")
-    headings += ("95 % interval", "sensitivity", "specificity")
-    rows = []
-    for each in found["per_class"]:
-        cells = [each["class"], str(each["examples"])]
-        for key in keys:
-            cells.append(_percent(each[key]))
-            if key in both.values():
-                cells.append(between(each[key]))
-        rows.append(cells)
-    console.print()
-    console.print(new_table(*headings, rows=rows), soft_wrap=True)
-    console.print(
-        "\nA label is named from a probability of 0.5 on. At random the AUROC is 50 %, "
-        "and the average precision the share of examples that have the label."
-    )
-    console.print(f"\n{_NOTE}", soft_wrap=True)
-
-
-def _print(title: str, found: Mapping[str, Any]) -> None:
-    console = new_console(markup=False)
-    console.print(f"{title}\n", soft_wrap=True)
-    rows = [
-        ("accuracy", _percent(found["accuracy"]), between(found["accuracy"])),
-        *(
-            (name, _percent(found[key]), between(found[key]))
-            for name, key in (
-                ("top-5 accuracy", "top_5_accuracy"),
-                ("balanced accuracy", "balanced_accuracy"),
-                ("macro F1", "macro_f1"),
-                ("AUROC, one against the rest", "auroc"),
-            )
-            if found.get(key)
-        ),
-        (
-            f"always {found['majority_class']!r}, the largest class",
-            f"{100 * found['majority_share']:.1f} %",
-            "",
-        ),
-    ]
-    headings = ("measure", "value", "95 % interval")
-    console.print(new_table(*headings, rows=rows), soft_wrap=True)
-    rows = [
-        (
-            each["class"],
-            str(each["examples"]),
-            _percent(each["accuracy"]),
-            between(each["accuracy"]),
-            "–" if each["auroc"] is None else f"{100 * each['auroc']:.1f} %",
-        )
-        for each in found["per_class"]
-    ]
-    headings = ("class", "examples", "accuracy", "95 % interval", "AUROC")
-    console.print()
-    console.print(new_table(*headings, rows=rows), soft_wrap=True)
-    classes = found["classes"]
-    if len(classes) <= _MOST_CLASSES:
-        cells = zip(classes, found["confusion_matrix"], strict=True)
-        rows = [(name, *map(str, row)) for name, row in cells]
-        console.print("\nconfusion matrix: a row for each true class")
-        console.print(new_table("", *classes, rows=rows), soft_wrap=True)
-    console.print(f"\n{_NOTE}", soft_wrap=True)
-
-
-def _percent(interval: Mapping[str, float | None]) -> str:
-    value = interval["value"]
-    return "–" if value is None else f"{100 * value:.1f} %"
