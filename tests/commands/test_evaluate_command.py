@@ -217,7 +217,15 @@ def test_data_that_were_split_otherwise_since_are_not_the_runs(tmp_path, printed
     assert printed("evaluate", run, "--split", "all")[0] == 0
 
 
-@pytest.mark.parametrize("more", [["--validation-examples", "9"], []])
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--validation-examples", "9"],
+        ["--validation-examples", "9", "--train-examples", "20"],
+        ["--train-examples", "20"],
+        [],
+    ],
+)
 def test_other_images_held_out_by_number_since_are_not_the_runs(
     tmp_path, printed, more
 ):
@@ -228,10 +236,30 @@ def test_other_images_held_out_by_number_since_are_not_the_runs(
         pixels = np.full((8, 8), number, np.uint8)
         Image.fromarray(pixels).save(data / "ab"[number % 2] / f"{number:02}.png")
     run = trained(data, tmp_path / "run", *more)
+    for split in ("test", "train"):
+        assert printed("evaluate", run, "--split", split)[0] == 0
     shutil.copy(data / "a/00.png", data / "a/0.png")
+    code, _, err = printed("evaluate", run, "--split", "train")
+    assert ("is not known: the files were changed" in err) == (code == 2) == bool(more)
     code, _, err = printed("evaluate", run)
-    if more:
+    if "--validation-examples" in more:
         assert code == 2 and "is not known: the files were changed" in err
         assert printed("evaluate", run, "--split", "all")[0] == 0
     else:  # names alone decide
         assert code == 0, err
+
+
+def test_nor_are_those_of_arrays_that_grew(tmp_path, printed):
+    def write(count):
+        labels, images = np.arange(count) % 2, np.zeros((count, 8, 8), np.uint8)
+        np.savez(tmp_path / "data.npz", train_images=images, train_labels=labels)
+
+    write(40)
+    data = tmp_path / "data.npz"
+    run = trained(data, tmp_path / "run")
+    for more in ([], ["--data", data]):
+        write(40)
+        assert printed("evaluate", run, *more)[0] == 0
+        write(41)
+        code, _, err = printed("evaluate", run, *more)
+        assert code == 2 and "is not known: the files were changed" in err

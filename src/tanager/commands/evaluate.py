@@ -6,7 +6,7 @@ import os
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, get_args
 
 import tyro
 from tyro.conf import Positional
@@ -171,13 +171,9 @@ def _labelled(model: "Model", options: Arguments) -> "Dataset":
             dataset = runner.load(recipe, report)
             trained = (model.config.get("reading") or {}).get("split")
             found = (dataset.record or {}).get("split")
-            same = trained in (None, found) and not _is_renumbered(
-                model, recipe, dataset
-            )
-            if options.split != "all" and not same:
-                rule = "is not known: the files were changed, and are split otherwise"
-                remedy = "put them back as they were in training"
-                validate.refuse("split", options.split, rule, remedy)
+            renumbered = _is_renumbered(model, recipe, dataset, options.split)
+            if options.split != "all" and (trained not in (None, found) or renumbered):
+                _refuse_changed(options)
             return dataset
         if model.preprocessing is None:
             for name in _OF_DATA:
@@ -192,21 +188,38 @@ def _labelled(model: "Model", options: Arguments) -> "Dataset":
         dataset = _read(path, model, recorded, options, report)
         if options.split != "all":
             _require_split(dataset, path, recorded, options)
+            recipe = _recipe(model)
+            if recipe is None or recipe.validation_examples or recipe.train_examples:
+                return dataset  # parted otherwise than it is read here
+            if _is_renumbered(model, recipe, dataset, options.split):
+                _refuse_changed(options)
         return dataset
 
 
-def _is_renumbered(model: "Model", recipe: "Recipe", dataset: "Dataset") -> bool:
+def _is_renumbered(
+    model: "Model", recipe: "Recipe", dataset: "Dataset", split: str
+) -> bool:
     """Return whether images came or went, where their numbers decide the split.
 
-    Then other images are held out than in training.
+    Then other images are held out, or left out of training, than in training.
     """
     from tanager.recipes import tasks
 
     by_number = (dataset.record or {}).get("split") == "by number"
-    if not (by_number or recipe.validation_examples) or recipe.declared_examples:
+    by_number |= bool(recipe.validation_examples)
+    by_number |= bool(recipe.train_examples) and split == "train"
+    if not by_number or recipe.declared_examples:
         return False
-    trained = model.config.get("examples")
-    return trained not in (None, tasks.size(recipe, dataset))
+    trained, found = model.config.get("examples"), tasks.size(recipe, dataset)
+    if recipe.train_examples:
+        trained, found = model.config.get("chosen_from"), dataset.chosen_from
+    return trained not in (None, found)
+
+
+def _refuse_changed(options: Arguments) -> NoReturn:
+    rule = "is not known: the files were changed, and are split otherwise"
+    remedy = "put them back as they were in training"
+    validate.refuse("split", options.split, rule, remedy)
 
 
 def _recipe(model: "Model") -> "Recipe | None":

@@ -56,6 +56,7 @@ class Dataset:
             they are resized or read, and of `owners`; None if it is not known. `load`
             makes it an attribute of `train`, too: by it an account knows the data.
         record: how the files were read, see `tanager.data.layout.Record.to_json`.
+        chosen_from: number of examples or persons that `train_examples` were chosen of.
 
     Raises:
         ValueError: `mean` or `std` does not fit the channels, or `std` is not positive.
@@ -71,6 +72,7 @@ class Dataset:
     owners: np.ndarray | None = None
     origin: Callable[[], bytes] | None = None
     record: dict[str, Any] | None = None
+    chosen_from: int | None = None
 
     def __post_init__(self):
         channels = self.image_shape[-1] if len(self.image_shape) == 3 else 0
@@ -430,7 +432,8 @@ def _parted(dataset: Dataset, validation: int, wanted: int | None) -> Dataset:
         rule = f"must be at most the {units} training examples or persons"
         validate.refuse("train_examples", wanted, rule)
     chosen = np.argsort(_public_words(units))[:wanted]
-    return dataset.only(np.isin(numbers, chosen))
+    only = dataset.only(np.isin(numbers, chosen))
+    return dataclasses.replace(only, chosen_from=units)
 
 
 def _with_test(dataset: Dataset, held: np.ndarray, **changes: Any) -> Dataset:

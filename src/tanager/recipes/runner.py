@@ -256,6 +256,9 @@ def run(
                 "weights": task.origin,
                 "dataset": dataset.name,
                 "reading": dataset.record,
+                "chosen_from": None
+                if recipe.declared_examples
+                else dataset.chosen_from,
                 "classes": list(dataset.classes),
                 "multi_label": recipe.multi_label,
                 "optimizer": {
