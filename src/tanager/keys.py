@@ -62,13 +62,17 @@ def example_keys(
     remedy = "tanager.Seed.from_os(), or that of the run; a JAX key is not a seed"
     validate.instance(Seed, remedy, seed=seed)
     validate.whole(step=np.asarray(step).tolist(), view=view, at_least=0)
+    numbers = jnp.asarray(indices)
+    if not jnp.issubdtype(numbers.dtype, jnp.integer):
+        remedy = "1.0 and 1.5 would be given one key"
+        validate.refuse("indices", indices, "must be whole numbers", remedy)
     (key,) = derive_keys(seed, "augmentation", step)
 
     def one(index: Array) -> Array:
         own = jax.random.fold_in(jax.random.fold_in(key, index), view)
         return jax.random.split(own)[1]  # the first is that of the augmentation
 
-    return jax.vmap(one)(jnp.asarray(indices))
+    return jax.vmap(one)(numbers)
 
 
 def is_key(leaf: Any) -> TypeGuard[Array]:
