@@ -412,6 +412,27 @@ def pointer(path):
     (path / "train.parquet").write_text("version https://git-lfs.github.com/spec/v1\n")
 
 
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+@pytest.mark.parametrize(
+    ("field", "given", "near"),
+    [
+        ("label_column", "Befun", "befund"),
+        ("image_column", "bidl", "bild"),
+        ("groups", "hous", "house"),
+    ],
+)
+def test_a_column_that_a_table_lacks_names_a_near_one_first(
+    tmp_path, ending, field, given, near
+):
+    columns = {"bild": [small.png(image(1))] * 2, "befund": [0, 1], "house": [0, 1]}
+    rows(tmp_path, f"train.{ending}", range(2), **columns)
+    named = {} if field == "groups" else {field: given}
+    message = f"has no column '{given}': did you mean '{near}'? its columns are "
+    with pytest.raises(ValueError, match=re.escape(message)):
+        groups = given if field == "groups" else None
+        load("folder", Layout(tmp_path, **named), groups=groups)
+
+
 def two_columns(path):
     rows(path, "train.parquet", range(4), image=[small.png(image(1))] * 4, x=[0, 1] * 2)
     table = pq.read_table(path / "train.parquet")

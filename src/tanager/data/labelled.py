@@ -21,7 +21,15 @@ from tanager.data.folder import (
 )
 from tanager.data.label_sets import USUAL, read_labels
 from tanager.data.labels import MISSING, RENAME
-from tanager.data.layout import Layout, Record, counted, described, looked, walked
+from tanager.data.layout import (
+    Layout,
+    Record,
+    counted,
+    described,
+    looked,
+    near_column,
+    walked,
+)
 
 
 TABLES = (".csv", ".tsv")
@@ -424,9 +432,8 @@ def _named(
 
 def _near(given: str, names: Sequence[str]) -> str:
     """Return what mends the name of a column that is not there; no other is printed."""
-    of_lower = {name.lower(): name for name in names}
-    if near := validate.nearest(given.lower(), of_lower):
-        return f"did you mean {of_lower[near]!r}?"
+    if near := near_column(given, names):
+        return f"did you mean {near!r}?"
     return f"give one of the {len(names)} names in its first line"
 
 

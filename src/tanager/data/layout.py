@@ -9,7 +9,7 @@ import dataclasses
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 
@@ -220,6 +220,13 @@ def described(folder: Path) -> str:
     folders = f"{counted(len(below), 'folder')} ({names})" if below else "no folders"
     files = f"files {_most(endings)}" if endings else "no files"
     return f"found {folders} and {files}"
+
+
+def near_column(given: str, names: Sequence[str]) -> str | None:
+    """Return the name of a column that is spelt most like `given`; None without."""
+    of_lower = {name.lower(): name for name in names}
+    near = validate.nearest(given.lower(), of_lower)
+    return of_lower[near] if near else None
 
 
 def _most(endings: collections.Counter[str]) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tanager._reading import AGAIN, parse_json, reading, refuse_file
+from tanager.data.layout import near_column
 from tanager.data.streamed import EncodedImages, of_files
 
 
@@ -204,9 +205,16 @@ def _column(
     return refuse_file(
         file,
         f"has no column {' or '.join(map(repr, usual))}",
-        f"its columns are {schema.names!r:.300}; name that of {what}s with "
+        f"{_columns_of(schema, *usual)}; name that of {what}s with "
         f"{what}_column (--{what}-column)",
     )
+
+
+def _columns_of(schema: Any, *given: str) -> str:
+    """Return the names of columns in words; first the one that `given` may mean."""
+    near = near_column(given[0], schema.names) if len(given) == 1 else None
+    first = f"did you mean {near!r}? " if near else ""
+    return f"{first}its columns are {schema.names!r:.300}"
 
 
 def _is_encoded(kind: Any) -> bool:
@@ -270,8 +278,8 @@ def _owners(file: Path, column: str) -> np.ndarray:
 
     def only(schema: Any) -> list[str]:
         if column not in schema.names:
-            rule = f"its columns are {schema.names!r:.300}"
-            refuse_file(file, f"has no column {column!r}", rule, argument="groups")
+            remedy = _columns_of(schema, column)
+            refuse_file(file, f"has no column {column!r}", remedy, argument="groups")
         return [column]
 
     with reading(file, "is not a file of a table that can be read"):
