@@ -808,6 +808,19 @@ def test_a_folder_with_files_of_others_is_refused(tmp_path, name):
     assert len([*(tmp_path / "run").iterdir()]) == 2
 
 
+def test_the_log_of_a_job_is_better_elsewhere(tmp_path):
+    """A traceback in it may show more than the guarantee covers."""
+    for name in ("slurm-123.out", "slurm-123.err"):
+        (tmp_path / name).write_text("")
+    beside = re.escape(str(tmp_path / "run"))
+    message = f"holds slurm-123.err: if that is the log of .* such as --out {beside}$"
+    with pytest.raises(ValueError, match=message):
+        RunFolder(tmp_path)
+    (tmp_path / "names.csv").write_text("Anna")
+    with pytest.raises(ValueError, match="move that elsewhere"):
+        RunFolder(tmp_path)
+
+
 @pytest.mark.parametrize(
     "name", ["config.json", "metrics.jsonl", "model.safetensors", "report.html"]
 )

@@ -43,6 +43,7 @@ _WRITTEN = (
 )
 _REMEDY = "train into another folder"
 _SEED = {"secret": str, "private": bool, "used": bool, "place": Maybe(str)}
+_LOGS = (".out", ".err", ".log")  # of jobs, such as slurm-123.out
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -83,9 +84,12 @@ def refuse_foreign(
     found = [name for name in found if not name.startswith((".", "lost+found"))]
     if found and not set(own).intersection(found):
         rule = f"must be new, be empty or hold a {what}, but it holds {min(found)}"
-        validate.refuse(
-            "out", str(path), rule, "move that elsewhere, or name another folder"
-        )
+        remedy = "move that elsewhere, or name another folder"
+        if all(name.endswith(_LOGS) for name in found):
+            # It may hold more than the guarantee covers, such as a traceback.
+            remedy = "if that is the log of this job, let the job write it elsewhere, "
+            remedy += f"or name a folder beside it, such as --out {path / what}"
+        validate.refuse("out", str(path), rule, remedy)
 
 
 def numbered(name: str, parent: str | os.PathLike = "runs") -> Path:
