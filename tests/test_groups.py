@@ -94,6 +94,7 @@ def test_more_examples_of_a_person_than_fit_are_refused():
         ([["zoe", "bob"], ["zoe", "eve"]], "one owner for each example"),
         ([["zoe"], ["zoe", "eve"]], "one owner for each example"),
         ([], "one owner for each example"),
+        (None, r"owners \(=None\) must be given to protect persons: load the data wit"),
         (["zoe", None], "none of them missing"),
         (
             np.ma.array([1, 5, 2], mask=[False, True, False]),

@@ -91,6 +91,9 @@ class Groups:
 
 
 def _checked(owners: Any) -> np.ndarray:
+    if owners is None:
+        remedy = "load the data with groups, such as groups='folder', or a column"
+        validate.refuse("owners", None, "must be given to protect persons", remedy)
     try:
         array = np.asarray(owners)
     except ValueError:  # lists of several lengths

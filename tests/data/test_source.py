@@ -2,6 +2,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -157,6 +158,10 @@ class Column:
         (
             "photos",
             "data (='str') must be a source or a pytree of arrays: tanager.data",
+        ),
+        (
+            types.SimpleNamespace(train=[1]),
+            "of arrays: give its training examples, data.train",
         ),
         (7, "data (='int') must be a source or a pytree of arrays: give it __len__"),
     ],

@@ -174,6 +174,8 @@ def _remedy(data: Any) -> str | None:
         if "train" in data:
             return "give one split of it, data['train']"
         return 'give a dict of its arrays: {"image": data[…], "label": data[…]}'
+    if hasattr(data, "train"):  # what `tanager.data.load` returns
+        return "give its training examples, data.train"
     if type(data).__module__.partition(".")[0] in ("pandas", "polars", "pyarrow"):
         return "give a dict of its columns: {name: data[name].to_numpy() for name in …}"
     return None
