@@ -1,3 +1,4 @@
+import functools
 import json
 import types
 from unittest import mock
@@ -9,6 +10,7 @@ import tanager
 from tanager.bench import programs, timing
 from tanager.cli import main
 from tanager.clipping import ClippedGrad
+from tanager.commands import bench
 from tanager.commands.bench import one_batch
 
 
@@ -105,6 +107,20 @@ def test_the_largest_batch_under_a_limit(capsys):
     assert line == ["sgd", str(record["rows"][0]["physical_batch"]), "1.00"]
     assert main([*words[:-1], "1e-8", "--strategies", "sgd"]) == 0
     assert "sgd: one example needs more memory than that" in capsys.readouterr().out
+
+
+def test_a_pipe_is_told_now_and_then_what_is_tried(capsys, monkeypatch):
+    words = ["bench", "memory", *SMALL, "--limit-gib", "1e-5", "--strategies", "sgd"]
+    now = iter(range(0, 10**6, 3))  # each look at the clock is 3 s later
+    seldom = functools.partial(bench._seldom, clock=lambda: next(now))
+    monkeypatch.setattr(bench, "_seldom", seldom)
+    assert main(words) == 0
+    first, *more = capsys.readouterr().err.splitlines()
+    assert first == "sgd: looking where to begin"
+    assert more and all("sgd: trying" in line for line in more)
+    assert len(more) < next(now) / 3 / 3
+    assert main([*words, "--json"]) == 0
+    assert not capsys.readouterr().err
 
 
 def test_explain_prints_what_the_clipped_gradient_says(capsys, monkeypatch):

@@ -1,8 +1,10 @@
 """`tanager bench`: what privacy costs on this machine."""
 
 import datetime
+import math
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tyro
@@ -17,6 +19,7 @@ from tanager.commands.bench.throughput import Throughput
 from tanager.commands.tables import print_json
 
 
+_SECONDS_BETWEEN = 10.0
 _COMMANDS = {
     "step": Step,
     "memory": Memory,
@@ -43,7 +46,9 @@ def run(arguments: Sequence[str]) -> int:
     screen = new_console(stderr=True)
     # Redrawn rarely: a spinner takes time from what is being timed.
     with screen.status("starting", refresh_per_second=1) as status:
-        record, lines, code = options.measure(status.update)
+        log = new_console(stderr=True, quiet=options.json, markup=False)
+        report = status.update if screen.is_terminal else _seldom(log.print)
+        record, lines, code = options.measure(report)
     if options.json:
         print_json(record | _circumstances(words))
     else:
@@ -53,6 +58,21 @@ def run(arguments: Sequence[str]) -> int:
     if code == STOPPED:
         screen.print("tanager: stopped: this is what was measured before")
     return code
+
+
+def _seldom(
+    show: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+) -> Callable[[str], None]:
+    """Show the first line in a log or a pipe, and at most one each 10 s."""
+    said = -math.inf
+
+    def report(text: str) -> None:
+        nonlocal said
+        if clock() - said >= _SECONDS_BETWEEN:
+            said = clock()
+            show(text)
+
+    return report
 
 
 def _circumstances(words: list[str]) -> dict[str, Any]:
