@@ -78,6 +78,9 @@ def test_an_export_has_the_test_images_of_its_run(run, export, data, printed):
         found = json.loads(out)
         assert found["confusion_matrix"] == own["confusion_matrix"]
         assert found["examples"] == own["examples"]
+        assert "held out for testing" in err
+    code, _, err = printed("evaluate", run, "--split", "all")
+    assert code == 0 and "held out" not in err
     code, out, _ = printed(
         "evaluate", export, "--data", data, "--split", "train", "--json"
     )

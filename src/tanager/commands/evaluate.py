@@ -163,7 +163,7 @@ def _labelled(model: "Model", options: Arguments) -> "Dataset":
     from tanager.recipes import runner
 
     path = options.data
-    with models_in_use.progress(True) as report:
+    with models_in_use.reading(options.split) as report:
         if path is None:
             if (recipe := _recipe(model)) is None:
                 remedy = "give --data DIR"

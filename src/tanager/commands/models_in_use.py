@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -64,4 +65,13 @@ def progress(shown: bool) -> Iterator[Callable[[int, int], None]]:
     from tanager.recipes.tasks import progress_bar
 
     with progress_bar("predicting", True) as report:
+        yield report
+
+
+@contextlib.contextmanager
+def reading(split: str) -> Iterator[Callable[[int, int], None]]:
+    """Show `progress`. For split all, do not warn that some images are held out."""
+    with warnings.catch_warnings(), progress(True) as report:
+        if split == "all":
+            warnings.filterwarnings("ignore", "there are no test images")
         yield report
