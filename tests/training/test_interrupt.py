@@ -46,6 +46,25 @@ def test_ctrl_c_is_noted_at_first_and_raised_the_second_time():
     assert not Interrupt()
 
 
+def test_ctrl_c_that_was_swallowed_is_not_printed(monkeypatch):
+    class Collected:
+        def __init__(self, error):
+            self.error = error
+
+        def __del__(self):
+            raise self.error
+
+    printed = []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    with noting():
+        Collected(KeyboardInterrupt())
+        assert not printed
+        Collected(ValueError())
+    assert [each.exc_type for each in printed] == [ValueError]
+    Collected(KeyboardInterrupt())
+    assert len(printed) == 2
+
+
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: None])
 def test_another_handler_is_left_alone(handler):
     signal.signal(signal.SIGINT, handler)

@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from typing import NoReturn, Self
@@ -15,7 +16,8 @@ def noting() -> Iterator[None]:
     """Remember inside the `with` block, a command's, that Ctrl-C has arrived.
 
     It still raises `KeyboardInterrupt`. Some code swallows that, such as JAX's when
-    garbage is collected; then the next `Interrupt` is true.
+    garbage is collected. Then the next `Interrupt` is true, and no traceback is
+    printed.
     """
     global _noted
     own = signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -23,9 +25,17 @@ def noting() -> Iterator[None]:
         yield
         return
     signal.signal(signal.SIGINT, _remember)
+    report = sys.unraisablehook
+
+    def report_others(swallowed: "sys.UnraisableHookArgs") -> None:
+        if not issubclass(swallowed.exc_type, KeyboardInterrupt):
+            report(swallowed)
+
+    sys.unraisablehook = report_others
     try:
         yield
     finally:
+        sys.unraisablehook = report
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _noted = False
 
