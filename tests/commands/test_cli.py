@@ -222,9 +222,15 @@ def test_a_stopped_run_in_a_new_folder_names_it(tmp_path, monkeypatch, capsys, b
 
 
 def test_a_path_with_the_signs_of_a_markup_is_a_path(tmp_path, capsys):
-    out = tmp_path / "[/b]x"
+    out = tmp_path / "[/b] x"
     assert main([*SHORT, str(out)]) == 0
-    assert "[/b]x/report.html" in capsys.readouterr().out.replace("\n", "")
+    printed = capsys.readouterr().out
+    assert "[/b] x/report.html" in printed.replace("\n", "")
+    assert f"tensorboard --logdir '{out}/tensorboard'" in printed
+    assert "nothing is trained" not in printed
+    assert main([*SHORT, str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert f"run: {out} (finished before: nothing is trained;" in printed
 
 
 def test_json_is_one_object_and_quiet_nothing(tmp_path, capsys):

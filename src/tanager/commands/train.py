@@ -124,11 +124,11 @@ def _train(
         )
     with runner.in_folder(prepared) as placed, _saying_how_to_resume(recipe, placed):
         out = str(placed.recipe.out)
-        console.print(
-            f"run: {out} (stopped? repeat the command with --out {shlex.quote(out)})",
-            soft_wrap=True,
-        )
-        events = out if options.repeats > 1 else f"{out}/tensorboard"
+        again = f"stopped? repeat the command with --out {shlex.quote(out)}"
+        if options.repeats == 1 and (Path(out) / "result.json").exists():
+            again = "finished before: nothing is trained; for a new run, change --out"
+        console.print(f"run: {out} ({again})", soft_wrap=True)
+        events = shlex.quote(out if options.repeats > 1 else f"{out}/tensorboard")
         console.print(f"watch: tensorboard --logdir {events}", soft_wrap=True)
         account, results = account_of(recipe, prepared.dataset), []
         repeats.require_room(placed, options.repeats, account)
@@ -197,7 +197,7 @@ class Options:
     """Number of runs. Each spends ε; the median of their scores is printed."""
 
     resume: bool = False
-    """Continue the last run of this recipe in runs/ that did not finish."""
+    """Continue the last runs/RECIPE-NUMBER of this recipe that did not finish."""
 
     from_study: str | None = None
     """Folder of a finished search: run its recipe with the best choices."""
