@@ -184,6 +184,8 @@ def test_each_run_gets_a_folder_of_its_own(tmp_path):
     assert unfinished("a", tmp_path).name == "a-10"
     (tmp_path / "a-10/result.json").touch()
     assert unfinished("a", tmp_path).name == "a-9"
+    with pytest.raises(ValueError, match=r"--out instead, such as .*/a-9$"):
+        unfinished("b", tmp_path)
 
 
 def test_a_refused_run_leaves_no_folder(tmp_path, monkeypatch, capsys):

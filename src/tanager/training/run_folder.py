@@ -130,13 +130,19 @@ def unfinished(name: str, parent: str | os.PathLike = "runs") -> Path:
         ValueError: there is none.
     """
     folders = [Path(parent) / f"{name}-{number}" for number in _numbers(name, parent)]
-    begun = [each for each in folders if (each / "private/seed.json").exists()]
-    found = [each for each in begun if not (each / "result.json").exists()]
+    found = [*filter(_is_unfinished, folders)]
     if not found:
+        others = sorted(filter(_is_unfinished, Path(parent).glob("*")))
         rule = f"finds no unfinished {name}-… in {parent}"
         remedy = "name the run's folder with --out instead"
+        remedy += "".join(f", such as {each}" for each in others[:1])
         validate.refuse("resume", True, rule, remedy)
     return found[-1]
+
+
+def _is_unfinished(folder: Path) -> bool:
+    begun = (folder / "private/seed.json").exists()
+    return begun and not (folder / "result.json").exists()
 
 
 def _numbers(name: str, parent: str | os.PathLike) -> list[int]:
