@@ -84,7 +84,7 @@ def test_the_table_marks_what_was_solved_for_and_warns(capsys):
 
 
 def test_bad_input_is_one_message():
-    with pytest.raises(ValueError, match="give three of batch_size"):
+    with pytest.raises(ValueError, match="give three of --batch-size"):
         plan.run(ARGUMENTS)
     with pytest.raises(ValueError, match="did you mean replace-one"):
         plan.run([*ARGUMENTS, "--epsilon", "8", "--adjacency", "replace"])
@@ -125,3 +125,28 @@ def test_smaller_and_larger_batches_are_shown_with_their_price(tmp_path, capsys)
     ]
     with pytest.raises(ValueError, match="without noise no batch has a finite"):
         plan.run([*ARGUMENTS, "--noise-multiplier", "0", "--cheapest"])
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ([], "--batch-size, --steps"),
+        (
+            ["--noise-multiplier=3", "--epsilon=8"],
+            "--batch-size, --steps, --noise-multiplier, --epsilon",
+        ),
+    ],
+)
+def test_all_but_one_are_asked_for_by_their_flags(words, given):
+    with pytest.raises(ValueError, match="give three of --batch-size") as refused:
+        plan.run([*ARGUMENTS, *words])
+    assert str(refused.value).endswith(f"; given: {given}")
+
+
+def test_an_epsilon_that_protects_next_to_nothing_is_warned_of(capsys):
+    plan.run([*ARGUMENTS, "--epsilon", "19"])
+    assert "next to nothing" not in capsys.readouterr().out
+    plan.run([*ARGUMENTS, "--epsilon", "21"])
+    assert "Warning: an ε this large protects next to nothing." in (
+        capsys.readouterr().out
+    )

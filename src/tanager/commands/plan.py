@@ -13,7 +13,7 @@ from tanager.commands.tables import digits, new_table, print_json
 from tanager.privacy import frontier as frontiers
 from tanager.privacy import tan
 from tanager.privacy.accountant import Accountant
-from tanager.privacy.mechanism import Adjacency
+from tanager.privacy.mechanism import LARGE_EPSILON, Adjacency
 from tanager.privacy.plan import Plan
 from tanager.privacy.shown import format_delta, format_epsilon
 from tanager.report import guarantee
@@ -59,8 +59,7 @@ class Arguments:
     json: flags.Json = False
 
     plot: pathlib.Path | None = None
-    """Draw the plan and the privacy wall as a PNG or SVG file; with --cheapest, ε
-    against compute."""
+    """Draw the plan and privacy wall as PNG or SVG; --cheapest: ε against compute."""
 
 
 _LABELS = {
@@ -71,9 +70,20 @@ _LABELS = {
 }
 
 
+_SOLVABLE = ("batch_size", "steps", "noise_multiplier", "epsilon")
+
+
 def run(arguments: list[str]) -> int:
     options = flags.read(Arguments, "plan", arguments)
     given, others = dataclasses.asdict(options), {"json", "plot", "cheapest"}
+    known = {name: given[name] for name in _SOLVABLE if given[name] is not None}
+    if len(known) != len(_SOLVABLE) - 1:
+        *first, last = (f"--{name.replace('_', '-')}" for name in _SOLVABLE)
+        typed = ", ".join(f"--{name.replace('_', '-')}" for name in known) or "none"
+        raise ValueError(
+            f"give three of {', '.join(first)} and {last}, and the fourth is computed; "
+            f"given: {typed}"
+        )
     plan = Plan.solve(**{name: given[name] for name in given.keys() - others})
     points = frontiers.frontier(plan) if options.cheapest else []
     if options.plot is not None:
@@ -162,6 +172,9 @@ def _print_table(plan: Plan, console: Console) -> None:
         ("μ of Gaussian DP", guarantee.risk_as_gaussian(risk), "0"),
     ]
     console.print(new_table(*headings, texts=headings, rows=rows))
-    for warning in plan.warnings:
+    warned = list(plan.warnings)
+    if (plan.epsilon[plan.accountant] or 0.0) >= LARGE_EPSILON:
+        warned.insert(0, "an ε this large protects next to nothing")
+    for warning in warned:
         console.print()
         console.print(f"Warning: {warning}.", style="yellow", markup=False)
