@@ -130,6 +130,9 @@ def describe(
         validate.refuse("source", os.fspath(source), rule, remedy)
     if not path.is_file():
         rule = "has no config.json of a run or of `tanager export`"
+        runs = sorted(each.parent for each in path.parent.glob("*/config.json"))
+        if runs:
+            remedy = f"name one of the folders in it, such as {runs[-1]}"
         validate.refuse("source", os.fspath(source), rule, remedy)
     config = read_json(path, remedy, "source")
     if config.get("private_search") and "tanager" not in config:
