@@ -112,7 +112,8 @@ def test_the_run_it_is_for_is_trained_from_the_study(study, tmp_path, capsys):
 @pytest.mark.slow
 def test_other_settings_in_the_same_folder_are_refused(study, capsys):
     assert main([*WORDS, "--clip-norm", "2", "--out", str(study)]) == 2
-    assert "clip_norm was 1.0 and is 2.0" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "clip_norm was 1.0 and is 2.0" in error and "folder (--out)" in error
 
 
 @pytest.mark.parametrize(

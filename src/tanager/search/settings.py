@@ -171,7 +171,7 @@ def require_same(
                 raise ValueError(
                     f"search {folder} cannot be resumed: {name} was "
                     f"{old[name]!r:.80} and is {new.get(name)!r:.80}: search with "
-                    "the same settings, or into another folder"
+                    "the same settings, or into another folder (--out)"
                 )
 
 
