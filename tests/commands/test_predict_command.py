@@ -104,6 +104,11 @@ def test_bad_words_are_refused_before_work(
     assert message in err and len(err.splitlines()) == 1
 
 
+def test_a_folder_of_runs_is_refused_with_one_of_them(run, photos, printed):
+    code, _, err = printed("predict", run.parent, photos / "a.png")
+    assert code == 2 and f"name one of the folders in it, such as {run}\n" in err
+
+
 def test_a_model_of_features_takes_a_file_of_them(tmp_path, photos, printed):
     rows = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
     labels = np.arange(40) % 2
@@ -215,6 +220,7 @@ def test_a_run_is_evaluated_as_its_training_did(run, tmp_path, printed):
     code, out, _ = printed("evaluate", run, "--to", page)
     assert code == 0 and out.endswith(f"page: {page}\n")
     text = page.read_text()
+    assert "test images" not in text
     assert "Measured on 360 test examples of digits." in text
     assert f"Model {run.name} ·" in text and str(run) not in text
     share = found["balanced_accuracy"]
