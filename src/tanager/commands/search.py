@@ -39,6 +39,15 @@ class Options:
 
     With --private, runs use the recipe's own batch size, epsilon is the budget of the
     whole search, --trials the expected number of runs, and --vary is drawn evenly.
+
+    Other searches, each with a --help of its own:
+
+        tanager search budget RECIPE     batch size, steps and learning rate at one ε
+        tanager search privacy RECIPE    steps against batch size at constant noise
+        tanager search data RECIPE       what more data would do
+        tanager search ablation RECIPE   every combination of --vary
+        tanager search worker FOLDER     help with a search that was begun elsewhere
+        tanager search norms RUN         how long a run's gradients were
     """
 
     trials: int = 20
