@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 import tanager
 from tanager.cli import main
-from tanager.commands import plan, train
+from tanager.commands import experiments, plan, train
 from tanager.recipes import runner
 from tanager.training.estimate import Estimate
 
@@ -94,6 +94,12 @@ def test_help_is_short_and_all_of_it_is_there(capsys, words):
             ["train", "folder"],
             "error: --data (=None) is needed for folder: a folder of",
         ),
+        (
+            ["train", "/tmp", "--epsilon=4"],
+            "recipe (='/tmp') is a path, and not the name of a recipe: tanager train "
+            "folder --data /tmp",
+        ),
+        (["train", "folder", "my images"], "write --data 'my images'"),
         (["train", "--resume", "--out", "x"], "error: --resume (=True) names the last"),
         (
             ["train", "--epsilon", "4,5"],
@@ -154,6 +160,14 @@ def test_images_of_a_person_are_limited_only_where_persons_are_the_unit(capsys):
         "--examples-per-group (=2) needs --unit group, which protects persons: add it"
     )
     assert told in capsys.readouterr().err
+
+
+def test_help_names_every_other_search(capsys):
+    with pytest.raises(SystemExit):
+        main(["search", "--help"])
+    printed = capsys.readouterr().out
+    for word in (*experiments.TABLES, "worker", "norms"):
+        assert f"  tanager search {word} " in printed
 
 
 def test_what_is_printed_of_a_file_steers_no_terminal(capsys, tmp_path):

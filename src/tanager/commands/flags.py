@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -44,8 +45,16 @@ def parse(
     """
     if entry is None:
         named = words and not words[0].startswith("-")
+        if named and words[0] not in recipes.RECIPES and Path(words[0]).exists():
+            rule = "is a path, and not the name of a recipe"
+            remedy = f"tanager {command} folder --data {shlex.quote(words[0])}"
+            validate.refuse("recipe", words[0], rule, remedy)
         entry = recipes.get(words[0] if named else "digits")
         words = words[1:] if named else words
+    if words and not words[0].startswith("-"):
+        rule = "is not a flag"
+        remedy = f"for data of your own, write --data {shlex.quote(words[0])}"
+        validate.refuse(f"word after {entry.name}", words[0], rule, remedy)
     values = _parse(command, entry, entry.recipe, words, options)
     flags = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
     typed = {flag.replace("-", "_") for flag in flags}
