@@ -48,7 +48,7 @@ def test_a_terminal_shows_the_step_of_the_run():
 
 def test_runs_made_before_are_not_shown_again(tmp_path, monkeypatch):
     every = [
-        Job(tmp_path / str(number), recipes.get("digits").recipe, "digits")
+        Job(tmp_path / str(number), recipes.get("digits").recipe, "digits", tmp_path)
         for number in range(2)
     ]
 

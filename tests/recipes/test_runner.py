@@ -240,3 +240,14 @@ def test_accuracy_on_training_examples_is_told_to_who_asks(tmp_path):
     assert [each.accuracy for each in told] == [pytest.approx(right)]
     assert right > 0.1
     assert "training" not in (tmp_path / "run/result.json").read_text()
+
+
+def test_repeats_share_the_features_of_frozen_layers(tmp_path, capsys):
+    out = tmp_path / "runs"
+    words = ["train", "digits", "--model", "scattering-linear", "--repeats", "2"]
+    words += ["--fine-tune", "last-layer", "--out", str(out), *SHORT]
+    assert main(words) == 0
+    assert (out / "private/features/training/features.npy").exists()
+    assert not [*out.glob("[12]/private/features")]
+    assert main(words) == 0
+    capsys.readouterr()

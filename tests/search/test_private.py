@@ -289,7 +289,9 @@ def test_which_run_won_is_not_told_by_how_it_was_clipped(
     assert not list((out / "private/cache").glob("clipping-*"))
     runs = [read(run / "config.json") for run in (out / "private/runs").iterdir()]
     told = read(out / "config.json")
-    assert told.pop("charge") == charging.id_of(out, seed_of(out))  # of no one run
+    secret = seed_of(out)
+    assert secret is not None
+    assert told.pop("charge") == charging.id_of(out, secret)  # of no one run
     assert {*told} == {*private._SETTINGS} < {*runs[0]} - {"clipping", "devices"}
     first, second = ({name: run[name] for name in told} for run in runs)
     for config in (first, second, told):

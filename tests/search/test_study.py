@@ -280,7 +280,7 @@ def test_workers_share_the_trials_and_take_over_from_the_dead(tmp_path, settings
 
 def test_jobs_are_made_once_whoever_makes_them(tmp_path, target, fake):
     every = [
-        Job(tmp_path / str(number), target.simulated(16), "digits")
+        Job(tmp_path / str(number), target.simulated(16), "digits", tmp_path / "shared")
         for number in range(3)
     ]
     with jobs.claimed(every[1].folder / "job.lock") as mine:

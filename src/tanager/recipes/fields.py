@@ -160,7 +160,7 @@ def _check_features(recipe: Any) -> None:
                 "start from the recipe features (tanager train features), or give "
                 "model linear and fine_tune last-layer",
             )
-    caches = recipe.caches_features or recipe.caches_front
+    caches = recipe.caches
     later = "auto" in (recipe.model, recipe.fine_tune)
     if recipe.features is not None and not (caches or later):
         validate.refuse(

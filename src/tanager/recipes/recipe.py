@@ -344,6 +344,11 @@ class Recipe:
         return late and not self._views and self.unreadable == "error"
 
     @property
+    def caches(self) -> bool:
+        """Whether frozen layers see each image once, and what they make is kept."""
+        return self.caches_features or self.caches_front
+
+    @property
     def _views(self) -> int:
         return self.augmentation_multiplicity or self.test_views
 

@@ -24,13 +24,16 @@ from tanager.training.run_folder import refuse_foreign
 def repeated(prepared: Prepared, repeats: int) -> Iterator[Prepared]:
     """Return what to run: the recipe itself, or in OUT/1, OUT/2, … of its `out`.
 
-    A seed is that of the first run; the next has the next seed.
+    A seed is that of the first run; the next has the next seed. They share the features
+    of frozen layers, in OUT/private.
     """
     recipe = prepared.recipe
     for number in range(repeats):
         fields: dict[str, Any] = {}
         if repeats > 1:
             fields["out"] = f"{recipe.out}/{number + 1}"
+            if recipe.caches and recipe.features is None:
+                fields["features"] = f"{recipe.out}/private/features"
         if recipe.seed is not None:
             fields["seed"] = recipe.seed + number
         yield dataclasses.replace(
@@ -43,7 +46,7 @@ def require_room(prepared: Prepared, repeats: int, account: Account | None) -> N
     recipes = [each.recipe for each in repeated(prepared, repeats)]
     if repeats > 1:
         own = [str(number + 1) for number in range(repeats)]
-        refuse_foreign(str(prepared.recipe.out), [*own, "repeats.json"])
+        refuse_foreign(str(prepared.recipe.out), [*own, "repeats.json", "private"])
 
     def to_begin() -> list[int]:
         ledgers = [Path(str(recipe.out)) / "ledger.jsonl" for recipe in recipes]

@@ -129,7 +129,7 @@ def make(
         rank=recipe.lora_rank,
     )
     trainable = None if recipe.fine_tune == "all" else marks
-    if recipe.caches_features or recipe.caches_front:
+    if recipe.caches:
         part = "head_input" if recipe.caches_features else "fronts"
         sources = _cached(
             recipe,

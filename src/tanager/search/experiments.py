@@ -73,6 +73,11 @@ class Simulations:
             factor=self.factor, remedy="a simulation is smaller than its target"
         )
 
+    @property
+    def features(self) -> Path:
+        """The folder in which simulations share the features of frozen layers."""
+        return self.folder / "private" / "features"
+
     def cell(self, title: Mapping[str, Any], target: Target, **fields: Any) -> Cell:
         """Return the cell of a setting; `fields` of its simulations' recipe change."""
         batch_size = round(target.recipe.batch_size * self.factor)
@@ -84,8 +89,8 @@ class Simulations:
         recipe = target.simulated(batch_size, **fields)
         name = "-".join(f"{key}={value}" for key, value in title.items())
         path = self.folder / "runs" / name
-        given = path, recipe, target.name, self.repeats, self.on_training
-        return Cell(title, target, repeats(*given))
+        first = Job(path, recipe, target.name, self.features, self.on_training)
+        return Cell(title, target, repeats(first, self.repeats))
 
 
 def privacy_parameters(

@@ -8,6 +8,7 @@ system takes the lock back when that process dies, and the next worker resumes t
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import shutil
 import time
 import warnings
@@ -47,31 +48,31 @@ class Job(NamedTuple):
         recipe: of the run; its `out` and its physical batch, which the devices share
             evenly, are set when it starts.
         name: of the recipe.
+        shared: folder in which runs share the features of frozen layers.
         on_training: whether to measure the accuracy on the training examples, too.
     """
 
     folder: Path
     recipe: Recipe
     name: str
+    shared: Path
     on_training: bool = False
 
 
-def repeats(
-    path: Path, recipe: Recipe, name: str, count: int, on_training: bool = False
-) -> tuple[Job, ...]:
-    """Return jobs of one recipe, in the folders PATH-0, PATH-1 and so on.
+def repeats(first: Job, count: int) -> tuple[Job, ...]:
+    """Return jobs like the first, in the folders FOLDER-0, FOLDER-1 and so on.
 
     A seed is that of the first run; the next has the next seed.
     """
-    seeds = [None if recipe.seed is None else recipe.seed + n for n in range(count)]
+    seed = first.recipe.seed
     return tuple(
-        Job(
-            Path(f"{path}-{n}"),
-            dataclasses.replace(recipe, seed=seed),
-            name,
-            on_training,
+        first._replace(
+            folder=Path(f"{first.folder}-{n}"),
+            recipe=dataclasses.replace(
+                first.recipe, seed=None if seed is None else seed + n
+            ),
         )
-        for n, seed in enumerate(seeds)
+        for n in range(count)
     )
 
 
@@ -136,7 +137,8 @@ def make(job: Job, watch: Watch | None = None) -> Outcome:
     devices = job.recipe.devices or jax.device_count()
     rows = job.recipe.physical_rows
     rows = rows if rows == "auto" else -(-rows // devices) * devices
-    prepared, account = _prepared(job, physical_batch_size=rows)
+    features = features_of(job.recipe, job.shared)
+    prepared, account = _prepared(job, physical_batch_size=rows, features=features)
     expected = flops(prepared.recipe, prepared.budget.mechanism.steps)
     started, training = time.monotonic(), []
     try:
@@ -161,6 +163,25 @@ def make(job: Job, watch: Watch | None = None) -> Outcome:
         )
     keep(job.folder, found)
     return found
+
+
+_NOT_OF_FEATURES = {
+    *("out", "seed", "epsilon", "delta", "noise_multiplier", "steps", "solve_for"),
+    *("batch_size", "physical_batch_size", "learning_rate", "optimizer", "clip_norm"),
+    *("optimizer_options", "warmup_steps", "ema_decay", "evaluate_every", "clipping"),
+}
+
+
+def features_of(recipe: Recipe, shared: Path) -> str | None:
+    """Return the folder of a run's features, that of all runs that have the same.
+
+    None for a run that computes none.
+    """
+    if recipe.features is not None or not recipe.caches:
+        return recipe.features
+    fields = recipe.to_json().items()
+    own = sorted((key, repr(v)) for key, v in fields if key not in _NOT_OF_FEATURES)
+    return str(shared / hashlib.blake2b(repr(own).encode(), digest_size=8).hexdigest())
 
 
 def require_room(
@@ -224,7 +245,7 @@ def work(
     """Make all runs of a list, together with other workers, and return their results.
 
     `report` is called with each run that this process finished, `watch` at each
-    evaluation.
+    evaluation. In the end the features that they shared are deleted.
     """
     while True:
         for job in jobs:
@@ -234,6 +255,8 @@ def work(
                         report(job, make(job, functools.partial(watch, job)))
         found = [done for job in jobs if (done := outcome(job.folder))]
         if len(found) == len(jobs):
+            for shared in {job.shared for job in jobs}:
+                shutil.rmtree(shared, ignore_errors=True)
             return found
         time.sleep(POLL_SECONDS)
 

@@ -303,7 +303,8 @@ def _right(folder: Path, recipe: Recipe, settings: PrivateSettings) -> float:
     result = folder / "result.json"
     diverged = folder / "diverged"
     if not result.exists() and not diverged.exists():
-        recipe = dataclasses.replace(recipe, out=str(folder))
+        features = jobs.features_of(recipe, folder.parents[1] / "features")
+        recipe = dataclasses.replace(recipe, out=str(folder), features=features)
         prepared = runner.prepare(settings.name, recipe, dataset=jobs.load(recipe))
         spent = prepared.budget.mechanism
         if spent != settings.search.run:

@@ -171,12 +171,20 @@ class Study:
             job
             for batch_size in settings.batch_sizes
             for job in jobs.repeats(
-                self.folder / "winner" / f"b{batch_size:05d}",
-                settings.simulated(batch_size, values),
-                settings.target.name,
+                Job(
+                    self.folder / "winner" / f"b{batch_size:05d}",
+                    settings.simulated(batch_size, values),
+                    settings.target.name,
+                    self.features,
+                ),
                 settings.repeats,
             )
         ]
+
+    @property
+    def features(self) -> Path:
+        """The folder in which runs share the features of frozen layers."""
+        return self.folder / "private" / "features"
 
     def _trial_folder(self, number: int) -> Path:
         return self.folder / "trials" / f"{number:04d}"
@@ -249,7 +257,7 @@ class Study:
         try:
             if trial["pruned"]:  # killed before done.json was written
                 raise _Pruned
-            job = Job(folder / "run", recipe, settings.target.name)
+            job = Job(folder / "run", recipe, settings.target.name, self.features)
             found = jobs.make(job, watch)
         except _Pruned:
             state, accuracy = "pruned", [*trial["accuracies"].values()][-1]
