@@ -20,7 +20,7 @@ def said(console):
 
 def test_each_run_says_the_best_so_far_and_how_many_are_left():
     screen = console()
-    shown = Watching(4, 0, screen)
+    shown = Watching(4, [], screen)
     with shown.bar:
         for done, accuracy in enumerate((0.5, 0.7, 0.6, None), 1):
             shown.ended(done, accuracy, f"run {done}")
@@ -34,13 +34,13 @@ def test_each_run_says_the_best_so_far_and_how_many_are_left():
 
 def test_a_diverged_run_is_not_the_best():
     screen = console()
-    Watching(2, 0, screen).ended(1, None, "run 1")
+    Watching(2, [], screen).ended(1, None, "run 1")
     assert said(screen) == ["run 1; 1 to go"]
 
 
 def test_a_terminal_shows_the_step_of_the_run():
     screen = console(terminal=True)
-    shown = Watching(2, 0, screen)
+    shown = Watching(2, [], screen)
     with shown.bar:
         shown.line("trial 0", {"step": 25, "test_accuracy_ema": 0.25}, 100)
     assert "trial 0: step 25/100, 25.0 %" in screen.file.getvalue()  # pyright: ignore
@@ -53,7 +53,7 @@ def test_runs_made_before_are_not_shown_again(tmp_path, monkeypatch):
     ]
 
     def make(job, watch=None):
-        found = Outcome(0.25, 1.0, 1.0)
+        found = Outcome(0.5 - int(job.folder.name) / 4, 1.0, 1.0)
         job.folder.mkdir(exist_ok=True)
         jobs.write_json(job.folder / "outcome.json", found._asdict())
         return found
@@ -62,5 +62,5 @@ def test_runs_made_before_are_not_shown_again(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "make", make)
     screen = console()
     outcomes = work_through(every, screen, lambda job: f"run {job.folder.name}")
-    assert [found.accuracy for found in outcomes] == [0.25, 0.25]
-    assert said(screen) == ["run 1: 25.00 %; best 25.00 %"]
+    assert [found.accuracy for found in outcomes] == [0.5, 0.25]
+    assert said(screen) == ["run 1: 25.00 %; best 50.00 %"]

@@ -231,8 +231,11 @@ def _finish(study: "Study", trials: int, console: Console) -> dict[str, Any]:
     from tanager.search import jobs
     from tanager.search.summary import summarise
 
+    before = [
+        each.accuracy if each.state == "complete" else 0.0 for each in study.results()
+    ]
     with jobs.compiled_once():
-        shown = Watching(study.count(trials), len(study.results()), console)
+        shown = Watching(study.count(trials), before, console)
         with shown.bar:
             study.work(
                 trials,

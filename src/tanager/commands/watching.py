@@ -22,12 +22,13 @@ class Watching:
 
     Args:
         runs: how many there are.
-        done: how many of them were made before.
+        before: accuracies of those that were made before, 0 if one does not count.
         console: where to show it.
     """
 
-    def __init__(self, runs: int, done: int, console: Console):
-        self._runs, self._done, self._best = runs, done, -math.inf
+    def __init__(self, runs: int, before: Sequence[float], console: Console):
+        self._runs, self._done = runs, len(before)
+        self._best = max(before, default=-math.inf)
         self.bar = Progress(
             "{task.description}",
             BarColumn(),
@@ -37,7 +38,7 @@ class Watching:
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task = self.bar.add_task("compiling", total=runs, completed=done)
+        self._task = self.bar.add_task("compiling", total=runs, completed=self._done)
 
     def line(self, name: str, line: Mapping[str, Any], steps: int) -> None:
         """Show how far a run is, from a line of its metrics.jsonl."""
@@ -71,15 +72,18 @@ def work_through(
 
     run_in_place()
 
-    def ended() -> int:
-        return sum(outcome(job.folder) is not None for job in jobs)
+    def ended() -> list[float]:
+        found = [outcome(job.folder) for job in jobs]
+        return [each.accuracy for each in found if each is not None]
 
     shown = Watching(len(jobs), ended(), console)
     with compiled_once(), shown.bar:
         return work(
             jobs,
             lambda job, found: shown.ended(
-                ended(), found.accuracy, f"{name(job)}: {100 * found.accuracy:.2f} %"
+                len(ended()),
+                found.accuracy,
+                f"{name(job)}: {100 * found.accuracy:.2f} %",
             ),
             lambda job, line: shown.line(name(job), line, job.recipe.steps or 1),
         )
