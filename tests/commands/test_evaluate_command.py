@@ -217,7 +217,13 @@ def test_data_that_were_split_otherwise_since_are_not_the_runs(tmp_path, printed
     (data / "labels.csv").write_text("\n".join(both))
     code, _, err = printed("evaluate", run)
     assert code == 2 and "the files were changed, and are split otherwise" in err
-    assert printed("evaluate", run, "--split", "all")[0] == 0
+    every = ("evaluate", run, "--split", "all")
+    for more in ([], ["--data", data]):
+        code, out, err = printed(*every, *more)
+        assert code == 0, err
+        assert f"on 60 training and test examples of {data}" in out
+    other = pictures(tmp_path / "other")
+    assert f"on 60 examples of {other}" in printed(*every, "--data", other)[1]
 
 
 @pytest.mark.parametrize(

@@ -126,8 +126,11 @@ def run(arguments: Sequence[str]) -> int:
     if model.multi_label:
         drawn, combined = "weights of all examples", {}
     recorded = model.config.get("recipe") or {}
-    of = options.data or recorded.get("data") or dataset.name
-    which = {"all": "", "test": "test ", "train": "training "}[options.split]
+    own = recorded.get("data")
+    of = options.data or own or dataset.name
+    same = options.data is None or Path(of).resolve() == Path(own or "").resolve()
+    both = "training and test " if same else ""
+    which = {"all": both, "test": "test ", "train": "training "}[options.split]
     which += "examples"
     if options.to is not None:
         write_evaluation(options.to, found, options.model, of, which)
