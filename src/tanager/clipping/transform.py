@@ -312,6 +312,9 @@ class ClippedGrad:
         Returns:
             True if anything was measured; traces made before may clip otherwise.
         """
+        for name, limit in (("worth", worth), ("seconds", seconds)):
+            if not limit >= 0:
+                validate.refuse(name, limit, "must not be negative")
         batch = self._with_keys(batch)
         shapes = batches.shapes_of((params, batch))
         if self.strategy != "auto" or shapes in self._tuned:

@@ -324,7 +324,8 @@ def _class_folders(folder: Path, wanted: Wanted) -> Found | None:
         return None
     if wanted.groups not in (None, "folder"):
         rule = f"must be 'folder', because {folder} has class folders"
-        validate.refuse("groups", wanted.groups, rule)
+        remedy = "for a column, name its table with labels (--labels FILE)"
+        validate.refuse("groups", wanted.groups, rule, remedy)
     grouped = wanted.groups is not None
     train, test = list_folder(folder, wanted.tests, grouped, wanted.record)
     if not wanted.own:

@@ -238,6 +238,14 @@ def test_twenty_seconds_are_spent_by_default(two_seconds, bench, monkeypatch):
     assert len(bench.asked) == 2 * parts
 
 
+def test_no_time_is_negative():
+    grad_fn = clipped_grad(loss, clip_norm=1.0)
+    with pytest.raises(ValueError, match=r"seconds \(=-1\) must not be negative"):
+        grad_fn.tune(*problem(), seconds=-1)
+    with pytest.raises(ValueError, match=r"worth \(=nan\) must not be negative"):
+        grad_fn.tune(*problem(), worth=math.nan)
+
+
 def test_long_work_is_measured_with_fewer_examples(bench, monkeypatch):
     """And the times of many are those of few, as many times as there are more."""
     group, asked = only_group(), []
