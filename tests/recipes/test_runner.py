@@ -244,10 +244,13 @@ def test_accuracy_on_training_examples_is_told_to_who_asks(tmp_path):
 
 def test_repeats_share_the_features_of_frozen_layers(tmp_path, capsys):
     out = tmp_path / "runs"
-    words = ["train", "digits", "--model", "scattering-linear", "--repeats", "2"]
-    words += ["--fine-tune", "last-layer", "--out", str(out), *SHORT]
-    assert main(words) == 0
+    words = ["train", "digits", "--model", "scattering-linear", *SHORT]
+    words += ["--fine-tune", "last-layer"]
+    repeats = [*words, "--repeats", "2", "--out", str(out)]
+    assert main(repeats) == 0
     assert (out / "private/features/training/features.npy").exists()
     assert not [*out.glob("[12]/private/features")]
-    assert main(words) == 0
+    # Where they are does not say which run it is.
+    assert main([*words, "--out", str(out / "1")]) == 0
+    assert main(repeats) == 0
     capsys.readouterr()
