@@ -119,7 +119,7 @@ def _search(name: str, recipe: Recipe, options: Options) -> int:
     out = Path(recipe.out or f"runs/{name}-search")
     _require_whole_grid(settings, options.trials)
     first = settings.simulated(settings.batch_sizes[0])
-    begun = jobs.Job(out / "trials/0000/run", first, name, out / "private/features")
+    begun = jobs.Job(out / "trials/0000/run", first, name, out / jobs.SHARED)
     jobs.require_room([begun])
     study = Study(out, settings)
     write_json(out / "asked.json", {"trials": options.trials})

@@ -195,7 +195,7 @@ def model_shapes(recipe: Recipe, classes: int, image_shape: tuple[int, ...]) -> 
     """Return a recipe's model, with shapes in place of arrays.
 
     Raises:
-        ValueError: there is no such model, or not of images of this shape.
+        ValueError: no model has this name, or it cannot take images of this shape.
     """
     return _shapes(recipe.model, classes, tuple(image_shape), **model_options(recipe))
 

@@ -23,7 +23,7 @@ from tanager._files import make_folder, write_json
 from tanager._record import Each, read_record
 from tanager.privacy import accountant
 from tanager.report.run_files import read_metrics
-from tanager.search.jobs import Job, Outcome, repeats
+from tanager.search.jobs import SHARED, Job, Outcome, repeats
 from tanager.search.scaling_law import ScalingLaw
 from tanager.search.settings import require_same
 from tanager.search.simulation import Target
@@ -76,7 +76,7 @@ class Simulations:
     @property
     def features(self) -> Path:
         """The folder in which simulations share the features of frozen layers."""
-        return self.folder / "private" / "features"
+        return self.folder / SHARED
 
     def cell(self, title: Mapping[str, Any], target: Target, **fields: Any) -> Cell:
         """Return the cell of a setting; `fields` of its simulations' recipe change."""

@@ -36,6 +36,9 @@ Watch = Callable[[Mapping[str, Any]], None]
 """Called at each evaluation with its line of metrics.jsonl."""
 
 POLL_SECONDS = 1.0
+SHARED = "private/features"
+"""Where in the folder of a search its runs share features."""
+
 _PENDING = "pending.json"
 _REMEDY = "delete the folder of that run, and it is run again"
 
@@ -218,7 +221,7 @@ def _prepared(job: Job, **fields: Any) -> tuple[runner.Prepared, Account | None]
 
 
 def keep(folder: Path, found: Outcome) -> None:
-    """Write the result of a run, and delete what is no longer needed.
+    """Write the result of a run, then delete its model and its seed.
 
     A run is complete once its model is deleted. If this is killed before, the next
     `make` goes on from the pending result.

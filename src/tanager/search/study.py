@@ -184,7 +184,7 @@ class Study:
     @property
     def features(self) -> Path:
         """The folder in which runs share the features of frozen layers."""
-        return self.folder / "private" / "features"
+        return self.folder / jobs.SHARED
 
     def _trial_folder(self, number: int) -> Path:
         return self.folder / "trials" / f"{number:04d}"
