@@ -56,13 +56,22 @@ def test_other_flags_do_not_matter(monkeypatch):
     assert tanager.compiler_options()
 
 
-def test_accelerators_are_asked_for_nothing(monkeypatch):
+def test_a_tpu_is_asked_for_nothing(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert tanager.compiler_options() == {}
+
+
+def test_a_gpu_is_asked_to_leave_out_what_takes_minutes(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    options = {"xla_disable_hlo_passes": "triton-softmax-rewriter"}
+    assert tanager.compiler_options() == options
+    monkeypatch.setenv("XLA_FLAGS", "--xla_disable_hlo_passes=dce")
     assert tanager.compiler_options() == {}
 
 
 def test_an_xla_that_does_not_know_them_is_asked_for_nothing(monkeypatch):
-    monkeypatch.setattr(compiling, "_HANDED_OVER", "xla_cpu_no_such_option")
+    options = {"cpu": {"xla_cpu_no_such_option": "1"}}
+    monkeypatch.setattr(compiling, "_OPTIONS", options)
     with pytest.warns(UserWarning, match="xla_cpu_no_such_option"):
         assert tanager.compiler_options() == {}
     assert int(compiling.jit(lambda: jnp.int32(3))()) == 3
