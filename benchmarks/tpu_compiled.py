@@ -1,14 +1,19 @@
-"""Compile private training for a TPU without one: what it costs beside plain SGD.
+"""Compile private training for a TPU or GPU without one: what it costs beside SGD.
 
     pip install 'jax[tpu]'
     python benchmarks/tpu_compiled.py [--json FILE] [--topology v5e:2x2]
+    pip install 'jax[cuda13]'
+    python benchmarks/tpu_compiled.py --topology h200 --limit-gib 139 --dtypes tf32
 
-Nothing is run. `libtpu` compiles the sum of one physical batch, as `tanager train` does
-it, for one chip of a TPU. Its own analysis of the program says the temporary memory,
+Nothing is run. The sum of one physical batch, as `tanager train` does it, is compiled
+for one chip. The compiler's own analysis of the program says the temporary memory,
 FLOPs and bytes accessed, shown relative to plain SGD on as many examples. The largest
 batch is where a straight line through two physical batches meets `--limit-gib`. With
 several `--chips`, each has a physical batch, and bytes are what they exchange in a
 logical batch. What the compiler expects of seconds is not shown: it can be negative.
+
+For a GPU, no kernels are compared with each other, which takes most of the time where
+there is one, and FLOPs and bytes are not known.
 
 `auto` chooses by the cost model: nothing can be measured. FLOPs and bytes of a loop
 would count once; such programs are marked.
@@ -54,6 +59,41 @@ ENVIRONMENT = {  # libtpu looks for a cloud's metadata and a chip otherwise
     "TPU_WORKER_HOSTNAMES": "localhost",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
+UNTIMED = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
+"""What XLA must leave where it has no GPU to time kernels on."""
+
+GPUS = {
+    # bytes, bytes a second, bytes of the second-level cache
+    "h100": (85e9, 3.35e12, 50 * 2**20),
+    "h200": (150e9, 4.8e12, 60 * 2**20),
+}
+HOPPER = """
+gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: 233472
+  threads_per_core_limit: 2048
+  core_count: 132
+  fpus_per_core: 128
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: {bandwidth:.0f}
+  l2_cache_size: {cache}
+  clock_rate_ghz: 1.98
+  device_memory_size: {memory:.0f}
+  shared_memory_per_block_optin: 232448
+  cuda_compute_capability {{ major: 9 }}
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 12 }}
+runtime_version {{ major: 13 }}
+device_description_str: "NVIDIA {name}"
+"""
+EFFORT = "jax_exec_time_optimization_effort"
 KEY = ("model", "dtype", "strategy", "rows", "chips", "topology", "effort")
 MIB = 2**20
 
@@ -68,9 +108,10 @@ class Options:
         strategies: plain SGD, or ways to clip.
         physical_batch: examples on each chip.
         chips: of the topology, to compile for.
-        topology: of the TPU, as libtpu names it.
+        topology: of the TPU, as libtpu names it; or h100 or h200.
         limit_gib: memory of a chip, for the largest batch.
-        effort: from -1 for fast compilation to 1 for fast programs.
+        effort: from -1 for fast compilation to 1 for fast programs. Default: -1 for a
+            TPU, if JAX can be told (0.10), and else 0.
         json: file that rows are added to, one on a line.
     """
 
@@ -81,7 +122,7 @@ class Options:
     chips: tuple[int, ...] = (1,)
     topology: str = "v5e:2x2"
     limit_gib: float = 16.0
-    effort: float = -1.0
+    effort: float | None = None
     json: Path | None = None
 
     def check(self) -> None:
@@ -94,13 +135,23 @@ class Options:
         for rows in self.physical_batch:
             validate.whole(physical_batch=rows, at_least=1)
         validate.positive(limit_gib=self.limit_gib)
+        if self.taken and not hasattr(jax.config, EFFORT):
+            rule = f"must be 0 with JAX {jax.__version__}, which cannot be told"
+            validate.refuse("effort", self.effort, rule)
+
+    @property
+    def taken(self) -> float:
+        """The effort of XLA."""
+        if self.effort is not None:
+            return self.effort
+        return 0.0 if self.topology in GPUS or not hasattr(jax.config, EFFORT) else -1.0
 
     def jobs(self) -> list[dict[str, Any]]:
         """Return what identifies each row, in the order of compilation."""
         batches = itertools.product(self.chips, self.physical_batch)
         return [
             dict(
-                zip(KEY, (*named, rows, chips, self.topology, self.effort), strict=True)
+                zip(KEY, (*named, rows, chips, self.topology, self.taken), strict=True)
             )
             for (chips, rows), *named in itertools.product(
                 list(batches), self.models, self.dtypes, self.strategies
@@ -109,7 +160,9 @@ class Options:
 
 
 def devices_of(topology: str) -> list[jax.Device]:
-    """Return descriptions of the chips of a TPU; refuse an unknown topology."""
+    """Return descriptions of the chips of a machine; refuse an unknown topology."""
+    if topology in GPUS:
+        return _gpus(topology)
     try:
         importlib.metadata.version("libtpu")
     except importlib.metadata.PackageNotFoundError:
@@ -125,24 +178,41 @@ def devices_of(topology: str) -> list[jax.Device]:
             "topology",
             topology,
             f"is unknown to libtpu ({str(error).splitlines()[0]})",
-            "give one like v5e:2x2, v5e:4x4 or v4:2x2x1",
+            "give one like v5e:2x2, v5e:4x4 or v4:2x2x1, or h100 or h200",
         )
+
+
+def _gpus(name: str) -> list[jax.Device]:
+    try:
+        importlib.metadata.version("jax-cuda13-plugin")
+    except importlib.metadata.PackageNotFoundError:
+        raise SystemExit(
+            "jax-cuda13-plugin is not installed, and only it compiles for an NVIDIA "
+            "GPU: pip install 'jax[cuda13]'"
+        ) from None
+    os.environ["XLA_FLAGS"] = f"{UNTIMED} {os.environ.get('XLA_FLAGS', '')}"
+    memory, bandwidth, cache = GPUS[name]
+    target = HOPPER.format(
+        memory=memory, bandwidth=bandwidth, cache=cache, name=name.upper()
+    )
+    described = topologies.get_topology_desc(
+        name, "cuda", topology="1x1x8", target_config=target
+    )
+    return list(described.devices)
 
 
 @contextlib.contextmanager
 def compiling_for(devices: Sequence[jax.Device], effort: float) -> Iterator[None]:
     """Have tanager believe that these are JAX's devices, and XLA take its time."""
-    platform = devices[0].platform
-    before = jax.config.jax_exec_time_optimization_effort
-    jax.config.update("jax_exec_time_optimization_effort", effort)
-    try:
-        with (
-            mock.patch.object(jax, "devices", lambda *_: list(devices)),
-            mock.patch.object(jax, "default_backend", lambda: platform),
-        ):
-            yield
-    finally:
-        jax.config.update("jax_exec_time_optimization_effort", before)
+    platform = devices[0].platform.replace("cuda", "gpu")
+    with contextlib.ExitStack() as stack:
+        if effort:
+            stack.callback(jax.config.update, EFFORT, getattr(jax.config, EFFORT))
+            jax.config.update(EFFORT, effort)
+        patch = mock.patch.object
+        stack.enter_context(patch(jax, "devices", lambda *_: list(devices)))
+        stack.enter_context(patch(jax, "default_backend", lambda: platform))
+        yield
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,7 +339,7 @@ def compile_all(
         print(
             f"{done + 1} of {len(waiting)}{left}: {named}", file=sys.stderr, flush=True
         )
-        with compiling_for(devices, options.effort):
+        with compiling_for(devices, job["effort"]):
             try:
                 found = measure(job)
             except Exception as error:
@@ -292,7 +362,7 @@ def _libtpu() -> str | None:
 
 def main(words: Sequence[str] | None = None) -> None:
     """Compile, and print the table."""
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    jax.config.update("jax_platforms", "cpu")  # or JAX leaves the plugin of a GPU out
     try:
         options = tyro.cli(Options, args=words, description=__doc__)
         options.check()

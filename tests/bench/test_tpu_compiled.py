@@ -31,6 +31,31 @@ def test_without_libtpu_one_message_says_what_to_install(bench, monkeypatch):
         bench.main(["--models", "linear"])
 
 
+def test_for_a_gpu_another_plugin_compiles_and_times_nothing(bench, monkeypatch):
+    asked = {}
+
+    def topology(name, platform, **more):
+        asked.update(more, name=name, platform=platform)
+        return type("Topology", (), {"devices": jax.devices()})
+
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    with pytest.raises(SystemExit, match=r"jax-cuda13-plugin is not installed, and"):
+        bench.devices_of("h200")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1")
+    monkeypatch.setattr(bench.topologies, "get_topology_desc", topology)
+    monkeypatch.setenv("XLA_FLAGS", "--mine")
+    assert bench.devices_of("h200") == jax.devices()
+    assert bench.os.environ["XLA_FLAGS"] == f"{bench.UNTIMED} --mine"
+    target = asked.pop("target_config")
+    assert asked == {"name": "h200", "platform": "cuda", "topology": "1x1x8"}
+    assert "device_memory_size: 150000000000\n" in target
+    assert "cuda_compute_capability { major: 9 }" in target
+    assert bench.Options(topology="h200").taken == 0
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -39,6 +64,7 @@ def test_without_libtpu_one_message_says_what_to_install(bench, monkeypatch):
         (("--dtypes", "int4"), r"^dtypes \(='int4'\)"),
         (("--topology", "v9z:1x1"), r"^topology \(='v9z:1x1'\) is unknown to libtpu"),
         (("--chips", "5000"), r"^chips \(=5000\) must be from 1 to \d+"),
+        (("--effort", "0.5"), r"^effort \(=0.5\) must be 0 with JAX "),
     ],
 )
 def test_what_cannot_be_compiled_is_refused_in_one_line(
@@ -52,6 +78,8 @@ def test_what_cannot_be_compiled_is_refused_in_one_line(
 
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "1")
     monkeypatch.setattr(bench.topologies, "get_topology_desc", topology)
+    if "--effort" in words:
+        monkeypatch.setattr(bench, "EFFORT", "jax_no_such_setting")
     with pytest.raises(SystemExit, match=message) as caught:
         bench.main(["--models", "linear", *words])
     assert "\n" not in str(caught.value.code)
