@@ -2,14 +2,18 @@
 
     python benchmarks/on_gpu.py --data CIFAR10_DIR [--out runs/on_gpu] [--minutes 25]
 
-The essential parts come first: the tests that concern a GPU; a step beside plain SGD in
-TF32; Opacus and plain PyTorch on the same card; a run that is killed under
-deterministic operations. Then a step in float32 and bfloat16, without exact products
-and with deterministic operations; whole training in TF32; memory in float32; and the
-TAN paper's WRN-16-4 on CIFAR-10 (Table 5, last row, 74.0 ± 0.5 %).
+The essential parts come first: the tests that concern a GPU; a run that is killed under
+deterministic operations; a step beside plain SGD in TF32; Opacus and plain PyTorch on
+the same card. Then a step in float32 and bfloat16, without exact products and with
+deterministic operations; whole training in TF32; memory in float32; and the TAN paper's
+WRN-16-4 on CIFAR-10 (Table 5, last row, 74.0 ± 0.5 %).
+
+XLA takes a minute and more for one program on a GPU, and that leaves the card idle. So
+all that is timed runs twice: once at the same time as everything else, tests too, to
+compile; and then alone, with the programs that JAX has kept in OUT-programs.
 
 --minutes is kept: a part gets its own limit or what is left, whichever is less. For
-what had no time, or too little, the same command goes on.
+what had no time, or too little, give the same command again.
 
 Everything goes to the folder: on_gpu.json after each part, its output beside it. The
 folder is packed as one file, OUT.tar, at the end. On this or another machine the same
@@ -19,6 +23,7 @@ resumes. It has the run's secret seed, so it is as private as the data.
 `--dry-run` does the same in seconds on a CPU, with a linear model.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
@@ -45,6 +50,10 @@ from tanager.cli import main as tanager
 ROOT = Path(__file__).parent.parent
 DETERMINISTIC = {"XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
 ON_GPU = {"JAX_PLATFORMS": "cuda,cpu"}
+SHARED = {
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # several at a time share the card
+}
 PRECISIONS = ("float32", "tf32", "bfloat16")
 MODELS = {"wrn-16-4": 256, "wrn-28-10": 64, "vit-base-16": 64, "bit-50x1": 32}
 """Each with the rows of its physical batch."""
@@ -57,7 +66,11 @@ TESTS = (
 KILLED = "tests/training/test_loop.py::test_killed_for_real_it_goes_on_bit_identically"
 STRATEGIES = ("sgd", "auto", "auto:low", "per_example")
 PEERS = ("torch-sgd", "opacus:hooks", "jax-sgd", "tanager:auto")
-ESSENTIAL = ("tests", *(f"step {model} tf32" for model in MODELS), "peers", "killed")
+APART = ("tests", "killed")
+"""Parts that time nothing."""
+ESSENTIAL = (*APART, *(f"step {model} tf32" for model in MODELS), "peers")
+_TO_PREPARE = 0.4
+"""The most of the time left that compiling may take, of all parts of a kind."""
 _TO_STOP, _TO_PACK = 60, 15
 """Seconds that a part has to end once it is interrupted, and for all that is after."""
 _INEXACT = """
@@ -198,7 +211,7 @@ def run(part: Part, seconds: float, options: Options) -> dict[str, Any]:
             code = tanager(list(part.words))
         output = printed.getvalue()
     else:
-        code, output = _apart(part, seconds, options.out)
+        code, output = _apart(part, seconds, options)
     found = {"code": code, "seconds": round(time.monotonic() - began, 1)}
     found["command"] = _command(part)
     lines = output.strip().splitlines()
@@ -207,23 +220,62 @@ def run(part: Part, seconds: float, options: Options) -> dict[str, Any]:
     return found | {"last_lines": lines[-12:]}
 
 
+def prepare(
+    parts: Sequence[Part], seconds: float, options: Options
+) -> dict[str, dict[str, Any]]:
+    """Run parts at the same time for at most some seconds, to compile.
+
+    Return what those of `APART` found.
+    """
+    end = time.monotonic() + seconds
+    if options.dry_run:  # two show how
+        parts = parts[:2]
+
+    def one(part: Part) -> dict[str, Any] | None:
+        left = end - time.monotonic()
+        return None if left <= 0 else run(part, min(part.seconds, left), options)
+
+    every = [part if part.name in APART else _once(part) for part in parts]
+    most = max((os.cpu_count() or 1) // 2, 1)
+    with concurrent.futures.ThreadPoolExecutor(most) as pool:
+        # A dry run does not start processes, and prints what it catches itself.
+        found = list(map(one, every) if options.dry_run else pool.map(one, every))
+    pairs = zip(parts, found, strict=True)
+    return {part.name: each for part, each in pairs if each and part.name in APART}
+
+
+def _once(part: Part) -> Part:
+    """Return a part that times one round, and writes elsewhere."""
+    words = list(part.words)
+    for name in ("--repeats", "--rounds"):
+        if name in words:
+            words[words.index(name) + 1] = "1"
+    words = [word.replace("peers.json", "prepared.json") for word in words]
+    seconds = float("inf")  # its own limit is for what is compiled
+    name = f"{part.name}, prepared"
+    return dataclasses.replace(part, name=name, words=tuple(words), seconds=seconds)
+
+
+def programs_of(options: Options) -> Path:
+    """Return the folder of compiled programs."""
+    return options.out.with_name(f"{options.out.name}-programs")
+
+
 def _command(part: Part) -> str:
     program = "python" if part.python else "tanager"
     settings = [f"{name}={value}" for name, value in part.settings.items()]
     return shlex.join([*settings, program, *part.words])
 
 
-def _apart(part: Part, seconds: float, out: Path) -> tuple[int, str]:
+def _apart(part: Part, seconds: float, options: Options) -> tuple[int, str]:
     """Run a part in a process; interrupted at its end, it keeps what it has."""
     program = (sys.executable, *part.words)
     if not part.python:
         code = f"{part.patch}\nimport sys\nfrom tanager.cli import main\n"
         code += "sys.exit(main(sys.argv[1:]))"
         program = (sys.executable, "-c", code, *part.words)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # So it is in the background of a shell, and children would ignore it too.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    log = out / "logs" / f"{part.name.replace(' ', '-')}.txt"
+    log = options.out / "logs" / f"{part.name.replace(' ', '-')}.txt"
+    shared = SHARED | {"JAX_COMPILATION_CACHE_DIR": str(programs_of(options))}
     log.parent.mkdir(parents=True, exist_ok=True)
     with (
         log.open("w") as errors,
@@ -232,7 +284,7 @@ def _apart(part: Part, seconds: float, out: Path) -> tuple[int, str]:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env=os.environ | part.settings,
+            env=os.environ | shared | part.settings,
             cwd=ROOT,
         ) as process,
     ):
@@ -287,25 +339,53 @@ def main(words: Sequence[str] | None = None) -> int:
         raise SystemExit(f"{options.out} mixes a dry run with a real one: other --out")
     if not options.dry_run and here["machine"]["backend"] != "gpu":
         raise SystemExit("JAX found no GPU: install tanager[cuda], or give --dry-run")
-    todo = sorted(parts(options), key=lambda part: part.name not in ESSENTIAL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # So it is in the background of a shell, and children would ignore it too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    every = list(parts(options))
+    kinds = [
+        [part for part in every if part.name in ESSENTIAL],
+        [part for part in every if part.name not in ESSENTIAL],
+    ]
     if options.data is not None or options.dry_run:
-        todo.append(training(options))
-    for number, part in enumerate(todo, 1):
-        left = end - time.monotonic()
-        if record["parts"].get(part.name, {}).get("code") == 0:
-            continue
-        if left <= 0:
-            print(f"no time left for {part.name}: the same command goes on", flush=True)
-            continue
-        print(f"{number} of {len(todo)}: {part.name}, {left:.0f} s left", flush=True)
-        found = run(part, min(part.seconds, left), options)
-        record["parts"][part.name] = found | here
+        kinds.append([training(options)])
+    todo = [part for kind in kinds for part in kind]
+
+    def note(name: str, found: dict[str, Any]) -> None:
+        record["parts"][name] = found | here
         now = datetime.datetime.now(datetime.UTC)
-        record |= {"date": now.isoformat(timespec="seconds")}
+        record["date"] = now.isoformat(timespec="seconds")
         write_json(path, record)
+
+    def waiting(some: Sequence[Part]) -> list[Part]:
+        ended = record["parts"]
+        return [part for part in some if ended.get(part.name, {}).get("code") != 0]
+
+    for kind in kinds:
+        left = end - time.monotonic()
+        if kind[0].name != "training" and waiting(kind) and left > 0:
+            print(
+                f"compiling for {len(waiting(kind))} parts, {left:.0f} s left",
+                flush=True,
+            )
+            found = prepare(waiting(kind), _TO_PREPARE * left, options)
+            for name, each in found.items():
+                note(name, each)
+        for part in waiting(kind):
+            left = end - time.monotonic()
+            if left <= 0:
+                print(
+                    f"no time left for {part.name}: give the same command again",
+                    flush=True,
+                )
+                continue
+            number = 1 + todo.index(part)
+            print(
+                f"{number} of {len(todo)}: {part.name}, {left:.0f} s left", flush=True
+            )
+            note(part.name, run(part, min(part.seconds, left), options))
     print(f"measured: {path}; to go on elsewhere: {pack(options)}")
-    ended = [record["parts"].get(part.name, {}).get("code") for part in todo]
-    return int(any(code != 0 for code in ended))
+    return int(bool(waiting(todo)))
 
 
 def _machine() -> dict[str, Any]:

@@ -113,8 +113,13 @@ def test_the_minutes_are_kept_and_the_essential_comes_first(
         now[0] += seconds + on_gpu._TO_STOP
         return {"code": 1}
 
+    def prepare(parts, seconds, options):
+        now[0] += seconds + on_gpu._TO_STOP
+        return {}
+
     here = {"machine": {"backend": "gpu"}, "versions": {}}
     monkeypatch.setattr(on_gpu, "_machine", lambda: here)
+    monkeypatch.setattr(on_gpu, "prepare", prepare)
     monkeypatch.setattr(on_gpu, "run", run)
     monkeypatch.setattr(on_gpu, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
     assert on_gpu.main(["--out", str(tmp_path / "o"), "--data", str(tmp_path)]) == 1
@@ -124,6 +129,36 @@ def test_the_minutes_are_kept_and_the_essential_comes_first(
     first = list(given)[: len(on_gpu.ESSENTIAL)]
     assert set(first) <= set(on_gpu.ESSENTIAL)
     assert "no time left for training" in capsys.readouterr().out
+
+
+def test_all_that_is_timed_is_compiled_at_once_before(on_gpu, tmp_path, monkeypatch):
+    """And keeps its programs for when it is timed; tests are run only once."""
+    ran, options = [], on_gpu.Options(out=tmp_path / "gpu")
+
+    def run(part, seconds, options):
+        ran.append((part.name, part.words, seconds))
+        return {"code": 0}
+
+    monkeypatch.setattr(on_gpu, "run", run)
+    tests, step = list(on_gpu.parts(options))[:2]
+    assert on_gpu.prepare([tests, step], 600.0, options) == {"tests": {"code": 0}}
+    (first, words, most), (second, others, more) = sorted(ran, reverse=True)
+    assert (first, words) == ("tests", tests.words)
+    assert most == tests.seconds < step.seconds * 5 < more <= 600
+    assert second == f"{step.name}, prepared"
+    assert others[others.index("--repeats") + 1] == "1"
+    assert len(others) == len(step.words)
+    ran.clear()
+    assert on_gpu.prepare([tests, step], 0.0, options) == {}
+    assert ran == []
+
+
+def test_programs_are_kept(on_gpu, tmp_path):
+    options = on_gpu.Options(out=tmp_path / "gpu")
+    script = "import os; print(os.environ['JAX_COMPILATION_CACHE_DIR'])"
+    part = on_gpu.Part("where", ("-c", script), 60, True)
+    found = on_gpu.run(part, 60.0, options)["last_lines"]
+    assert found == [str(tmp_path / "gpu-programs")]
 
 
 def test_what_is_patched_is_patched(on_gpu, tmp_path):
