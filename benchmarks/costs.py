@@ -1,6 +1,7 @@
 """What the cost model expects of a method, beside what it takes.
 
     python benchmarks/costs.py [--keep-memory]
+    python benchmarks/costs.py --model wrn-16-4 --rows 128 --precision tf32
 
 Milliseconds measured, and expected by `clipping/planning/cost.py`, whose figures were
 fitted to this table, with their ratio. The rows are of
@@ -12,21 +13,30 @@ fitted to this table, with their ratio. The rows are of
 
 By ``--keep-memory`` the process keeps the memory that it frees; without it the system
 clears large arrays at every call.
+
+With ``--model``, the layers of one model are measured instead, each kind once. The last
+column is the time of compiling and measuring: on a GPU, it can be long.
 """
 
 import argparse
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 import tanager
+from tanager.bench.workload import Workload
 from tanager.clipping.analysis.reading import read_loss
 from tanager.clipping.planning import autotune, cost
 from tanager.clipping.planning.choices import norm_groups
 from tanager.clipping.rules.groups import RETAINED, NormGroup
+from tanager.models import zoo
+from tanager.training.precision import PRECISIONS
 
+
+TITLE = "method               measured  expected  ratio compiling, s"
 
 # H, channels in, channels out, k, G, s, d, B
 CONVOLUTIONS = [
@@ -138,35 +148,64 @@ def only_group(loss: Callable, w: jax.Array, x: jax.Array) -> NormGroup:
 
 def show(title: str, shapes: list, make: Callable, grams: bool) -> None:
     """Print one kind: its gradients, or with `grams` all ways."""
-    print(f"{title:50} method               measured  expected  ratio")
+    print(f"{title:50} {TITLE}")
     for shape in shapes:
         group, rows = make(shape)
-        bench = autotune._Bench(group, rows)
         methods = cost.candidates(group)
         if not grams:
             methods = [cost.Method(name, RETAINED) for name in group.gradients()]
-        taken: dict[str, float] = {}
-        for method in methods:
-            parts = autotune._parts(method)
-            for part in parts:
-                if part not in taken:
-                    taken[part] = bench.seconds(part)
-            measured = 1e3 * sum(taken[part] for part in parts)
-            expected = 1e3 * cost.estimate(group, method, rows).seconds
-            print(
-                f"{' '.join(f'{n:5}' for n in shape):50} "
-                f"{f'{method.norm}, {method.total}':20} {measured:8.2f} "
-                f"{expected:9.2f} {expected / measured:6.2f}",
-                flush=True,
-            )
+        show_methods(" ".join(f"{n:5}" for n in shape), group, rows, methods)
+
+
+def show_methods(
+    name: str, group: NormGroup, rows: int, methods: Sequence[cost.Method]
+) -> None:
+    """Print the methods of one group."""
+    bench = autotune._Bench(group, rows)
+    taken: dict[str, float] = {}
+    for method in methods:
+        started = time.perf_counter()
+        parts = autotune._parts(method)
+        for part in parts:
+            if part not in taken:
+                taken[part], _ = bench.seconds(part)
+        measured = 1e3 * sum(taken[part] for part in parts)
+        expected = 1e3 * cost.estimate(group, method, rows).seconds
+        print(
+            f"{name:50} {f'{method.norm}, {method.total}':20} {measured:8.2f} "
+            f"{expected:9.2f} {expected / measured:6.2f} "
+            f"{time.perf_counter() - started:12.1f}",
+            flush=True,
+        )
+
+
+def show_model(name: str, rows: int, precision: str) -> None:
+    """Print all ways for each kind of layer of a model that has several."""
+    workload = Workload(name, zoo.find(name).image_shape, precision=precision)
+    with workload.computing():
+        example = jax.tree.map(lambda leaf: leaf[0], workload.batch(1))
+        groups = norm_groups(read_loss(workload.loss, workload.params(), example))
+        alike = {autotune._signature(group, rows): group for group in groups}
+        for group in alike.values():
+            methods = cost.candidates(group)
+            if len(methods) > 1:
+                print(f"\n{group.rule.describe()}\n{'':50} {TITLE}")
+                show_methods("", group, rows, methods)
 
 
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--keep-memory", action="store_true")
-    if parser.parse_args().keep_memory:
+    parser.add_argument("--model")
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32")
+    given = parser.parse_args()
+    if given.keep_memory:
         tanager.keep_memory()
+    if given.model:
+        show_model(given.model, given.rows, given.precision)
+        return
     show(
         "    H    in   out     k     G     s     d     B",
         CONVOLUTIONS,
