@@ -115,7 +115,8 @@ def main() -> None:
     test = subset(dataset.test, np.arange(min(1000, len(dataset.test))))
     for title, network in NETWORKS.items():
         for clip_norm in given.clip_norms:
-            model = network(dataset.image_shape)
+            high, wide, channels = dataset.image_shape
+            model = network((high, wide, channels))
             size = sum(x.size for x in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
             model, norms = run(
                 model, dataset.train, given.batch_size, clip_norm, steps=given.steps

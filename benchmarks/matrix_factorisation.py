@@ -21,7 +21,7 @@ import dp_accounting
 import jax
 import numpy as np
 from dp_accounting.pld import PLDAccountant
-from jax_privacy.matrix_factorization import toeplitz
+from jax_privacy.matrix_factorization import toeplitz  # pyright: ignore
 
 
 Data = tuple[np.ndarray, np.ndarray]
@@ -135,7 +135,8 @@ def main() -> None:
     print(f"ε = {epsilon}, δ = {delta}, {examples} examples, jax {jax.__version__}")
     print("| batch | steps | epochs | bands | σ | rate, momentum | accuracy |")
     print("|---|---|---|---|---|---|---|")
-    for (batch, steps), count in itertools.product(regimes, asked.bands):
+    counts: list[int] = asked.bands
+    for (batch, steps), count in itertools.product(regimes, counts):
         if count * batch > examples or count > steps:
             continue
         parts = examples // count  # the smallest part has the highest rate

@@ -284,7 +284,7 @@ def _apart(part: Part, seconds: float, options: Options) -> tuple[int, str]:
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env=os.environ | shared | part.settings,
+            env={**os.environ, **shared, **part.settings},
             cwd=ROOT,
         ) as process,
     ):

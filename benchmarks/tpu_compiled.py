@@ -159,7 +159,7 @@ class Options:
         ]
 
 
-def devices_of(topology: str) -> list[jax.Device]:
+def devices_of(topology: str) -> list[Any]:
     """Return descriptions of the chips of a machine; refuse an unknown topology."""
     if topology in GPUS:
         return _gpus(topology)
@@ -182,7 +182,7 @@ def devices_of(topology: str) -> list[jax.Device]:
         )
 
 
-def _gpus(name: str) -> list[jax.Device]:
+def _gpus(name: str) -> list[Any]:
     try:
         importlib.metadata.version("jax-cuda13-plugin")
     except importlib.metadata.PackageNotFoundError:
@@ -202,7 +202,7 @@ def _gpus(name: str) -> list[jax.Device]:
 
 
 @contextlib.contextmanager
-def compiling_for(devices: Sequence[jax.Device], effort: float) -> Iterator[None]:
+def compiling_for(devices: Sequence[Any], effort: float) -> Iterator[None]:
     """Have tanager believe that these are JAX's devices, and XLA take its time."""
     platform = devices[0].platform.replace("cuda", "gpu")
     with contextlib.ExitStack() as stack:
@@ -227,6 +227,7 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
         compiled = accumulate.compile()
         text, costs = compiled.as_text() or "", compiled.cost_analysis() or {}
         stats = compiled.memory_analysis()
+        assert stats is not None
         row: dict[str, Any] = {
             "temp_bytes": stats.temp_size_in_bytes,
             "bytes_needed": bytes_needed(compiled),
@@ -307,9 +308,7 @@ def read(file: Path | None) -> list[dict[str, Any]]:
     return [json.loads(text) for text in lines]
 
 
-def compile_all(
-    options: Options, devices: Sequence[jax.Device]
-) -> list[dict[str, Any]]:
+def compile_all(options: Options, devices: Sequence[Any]) -> list[dict[str, Any]]:
     """Compile what the file does not have; print the table."""
     for chips in options.chips:
         if not 1 <= chips <= len(devices):
