@@ -5,8 +5,9 @@
 The essential parts come first: the tests that concern a GPU; a run that is killed under
 deterministic operations; a step beside plain SGD in TF32; Opacus and plain PyTorch on
 the same card. Then a step in float32 and bfloat16, without exact products and with
-deterministic operations; whole training in TF32; memory in float32; and the TAN paper's
-WRN-16-4 on CIFAR-10 (Table 5, last row, 74.0 ± 0.5 %).
+deterministic operations; whole training in TF32; memory in float32; what each way to
+clip a layer takes; and the TAN paper's WRN-16-4 on CIFAR-10 (Table 5, last row, 74.0 ±
+0.5 %).
 
 XLA takes a minute and more for one program on a GPU, and that leaves the card idle. So
 all that is timed runs twice: once at the same time as everything else, tests too, to
@@ -189,6 +190,9 @@ def parts(options: Options) -> Iterator[Part]:
     )
     words += ("tf32", "--repeats", rounds, "--strategies", "sgd", "auto")
     yield Part(f"step {first} tf32, deterministic", words, 60, settings=DETERMINISTIC)
+    costs = ("benchmarks/costs.py", "--model")
+    costs += ("lenet", "--rows", "1") if options.dry_run else (first, "--rows", "128")
+    yield Part(f"costs {first}", (*costs, "--precision", "tf32"), 300, True)
     killed = ("-m", "pytest", "-q", *collect, KILLED)
     yield Part("killed", killed, 120, True, "", ON_GPU | DETERMINISTIC)
 

@@ -397,8 +397,8 @@ def clipped_grad(
             whole, whatever the strategy, and `sum` is like what it returns.
 
     Returns:
-        A function of ``(params, batch, mask)``, usable under `jax.jit`, which on a CPU
-        should be given `tanager.compiler_options()`.
+        A function of ``(params, batch, mask)``, usable under `jax.jit`. Give that
+        `tanager.compiler_options()`: on a GPU, XLA may compile for minutes without.
 
     Raises:
         ValueError: an argument is out of range, or of another kind.
