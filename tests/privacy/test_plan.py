@@ -7,7 +7,7 @@ import pytest
 
 from tanager.privacy import accountant, tan
 from tanager.privacy.mechanism import Adjacency, Mechanism
-from tanager.privacy.plan import Plan, default_delta, delta_warning
+from tanager.privacy.plan import Plan, default_delta, delta_warning, few_warning
 from tanager.privacy.risk import risk
 from tanager.privacy.shown import format_epsilon
 
@@ -98,6 +98,19 @@ def test_a_large_delta_is_warned_about():
     assert "use 2e-06" in warning
     (warning,) = Plan.solve(**CIFAR, delta=0.9 / 50_000).warnings
     assert warning == "delta (1.8e-05) is above 0.1/N (2e-06); use 2e-06"
+
+
+def test_too_few_examples_for_the_noise_are_warned_about():
+    few = Plan.solve(4, batch_size=4, steps=60, epsilon=8.0).mechanism
+    warning = few_warning(few, 4, 2)
+    assert warning is not None
+    assert warning.startswith("4 examples of 2 classes are few for this much noise")
+    enough = Plan.solve(960, batch_size=960, steps=60, epsilon=1.0).mechanism
+    assert few_warning(enough, 960, 3) is None
+    classes = next(k for k in range(3, 960) if few_warning(enough, 960, k))
+    signal = 960 * math.sqrt(60) / enough.noise_multiplier
+    assert signal / classes < 10 <= signal / (classes - 1)
+    assert few_warning(Mechanism(1.0, 0.0, 1), 4, 2) is None
 
 
 def test_the_privacy_wall_is_warned_about_with_the_way_out():

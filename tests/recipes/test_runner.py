@@ -210,6 +210,7 @@ def test_a_run_records_what_was_not_read(tmp_path, images, capsys):
         assert main([*command, "--out", str(out)]) == 0
     told = capsys.readouterr().err
     assert "tanager: warning: 1 file is not an image, and not read: .txt 1\n" in told
+    assert "tanager: warning: 40 examples of 2 classes are few for this" in told
     assert "tanager: warning: 2 files are not images, and not read: .txt 2\n" in told
     assert json.loads((out / "config.json").read_text())["reading"] == {
         "layout": "class folders",

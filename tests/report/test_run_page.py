@@ -412,6 +412,14 @@ def test_the_title_is_the_data_set_and_no_private_path(tmp_path, dataset, given,
     assert "secret/" not in text
 
 
+def test_too_few_images_for_the_noise_are_named(text, tmp_path):
+    assert "few for this much noise" not in Page(text).words
+    config, result, metrics = run_files()
+    few = result | {"examples": 40}
+    found = Page(report(tmp_path / "run", config, few, metrics)).words
+    assert "40 examples of 10 classes are few for this much noise" in found
+
+
 def test_how_the_settings_were_chosen_and_how_files_were_read(tmp_path):
     config, result, metrics = run_files()
     reading = {"layout": "class folders", "conversion": "upright-8-bit"}

@@ -19,7 +19,7 @@ from tanager.commands import accounts, flags, studies
 from tanager.commands.tables import print_json
 from tanager.measures import HEADLINES
 from tanager.privacy.class_counts import deviation_of
-from tanager.privacy.plan import delta_warning
+from tanager.privacy.plan import delta_warning, few_warning
 from tanager.privacy.shown import format_delta, format_epsilon
 from tanager.recipes.recipe import Recipe
 
@@ -89,6 +89,10 @@ def _train(
     typed = recipe.delta not in (None, own) and not recipe.non_private
     warned_of = typed and budget.delta * public < 1  # else training warns of it
     if warned_of and (text := delta_warning(budget.delta, public)):
+        warnings.warn(text, stacklevel=2)
+    classes = 2 if recipe.multi_label else len(prepared.dataset.classes)
+    unit = "person" if recipe.unit == "group" else "example"
+    if text := few_warning(mechanism, public, classes, unit):
         warnings.warn(text, stacklevel=2)
     console = new_console(markup=False, quiet=quiet or not hosts.is_chief())
     console.print(

@@ -7,6 +7,7 @@ from typing import Any
 
 from tanager.privacy import accountant as accountants
 from tanager.privacy.mechanism import LARGE_EPSILON, Mechanism
+from tanager.privacy.plan import few_warning
 from tanager.privacy.shown import format_delta, format_epsilon, format_share
 
 
@@ -306,6 +307,17 @@ def number(value: float | None) -> str:
     if value is None:
         return "none"
     return "∞" if math.isinf(value) else f"{value:.6g}"
+
+
+def few(config: _Fields, result: _Fields) -> str | None:
+    """Return that so few examples may teach little; None if they are enough."""
+    classes = len(config.get("classes") or ())
+    if not classes:
+        return None
+    spent = Mechanism(**{name: result[name] for name in _MECHANISM})
+    kinds = 2 if config.get("multi_label") else classes
+    text = few_warning(spent, result["examples"], kinds, unit(result))
+    return text and f"{text}."
 
 
 def tuning(config: _Fields, result: _Fields) -> list[str]:
