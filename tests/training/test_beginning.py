@@ -10,10 +10,11 @@ import optax.contrib
 import pytest
 from test_loop import examples, first_params, loss, run
 
+from tanager.data import ArraySource, subset
 from tanager.parallel import hosts
 from tanager.privacy.mechanism import Mechanism
-from tanager.training.beginning import check_optimizer, check_parameters
-from tanager.training.evaluate import Evaluation
+from tanager.training.beginning import check_examples, check_optimizer, check_parameters
+from tanager.training.evaluate import Classification, Evaluation
 from tanager.training.metrics import doubts
 
 
@@ -98,6 +99,46 @@ def test_an_optimizer_that_changes_shapes_is_refused(update, what):
 def test_an_optimizer_that_works_passes(optimizer):
     with jax.numpy_dtype_promotion("standard"):  # some of optax need it
         check_optimizer(optimizer, first_params())
+
+
+def labelled(**changed):
+    images = np.ones((5, 2, 2, 1), np.float32)
+    data = {"image": images, "label": np.array([0, 1, 2, 1, 0])}
+    for name, (row, value) in changed.items():
+        data[name][row] = value
+    return ArraySource(data)
+
+
+def classifying():
+    classes = ("a", "b", "c")
+    return Classification(lambda params, example: params, labelled(), classes)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_images_that_are_not_finite_are_counted_and_refused(number):
+    source = labelled(image=(slice(1, 4), number))
+    message = "data['image'] (=float32[5, 2, 2, 1]) has NaN or infinity in 3 of 5 exam"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check_examples(source, None)
+    with pytest.raises(ValueError, match="in 1 of 2 examples"):
+        check_examples(subset(source, [0, 1]), None)
+    check_examples(subset(source, [0, 4]), None)
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+def test_training_labels_of_no_class_are_counted_and_refused(label):
+    source = labelled(label=([1, 4], label))
+    with pytest.raises(ValueError, match="names no class in 2 of 5 examples: number"):
+        check_examples(source, classifying())
+    check_examples(source, None)
+    check_examples(labelled(), classifying())
+
+
+def test_a_run_checks_its_examples_before_it_is_made(tmp_path):
+    data = {"x": np.full((20, 3, 1), np.nan, np.float32), "y": np.zeros(20, np.int32)}
+    with pytest.raises(ValueError, match="has NaN or infinity in 20 of 20 examples"):
+        run(tmp_path / "run", data=data)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])

@@ -17,14 +17,18 @@ from tanager import _validate as validate
 from tanager._files import as_json
 from tanager.clipping.analysis.refusals import check_leaves
 from tanager.compiling import require_nans
+from tanager.data import ArraySource, Source
+from tanager.data.source import unfolded
 from tanager.parallel import hosts
 from tanager.privacy.plan import delta_warning
 from tanager.report.run_files import check_description
 from tanager.training.class_weights import labels_of
-from tanager.training.evaluate import Evaluation
+from tanager.training.evaluate import Classification, Evaluation
 from tanager.training.problem import DPSGD, Problem
 
 
+_INPUTS = ("data['image']", "data['features']")
+_ROWS = 4096  # looked at together
 _AGGREGATE = "DifferentiallyPrivateAggregateState"
 
 
@@ -68,6 +72,41 @@ def check(
             "add noise to an empty batch; raise the sample rate",
             stacklevel=4,
         )
+
+
+def check_examples(
+    source: Source, evaluate: Callable[[PyTree], Evaluation] | None
+) -> None:
+    """Refuse images and features in memory that are not finite, and labels of no class.
+
+    The first would add nothing to the model, and the others pull it to another class.
+    The numbers of other leaves are left to the loss, which may mask them.
+    """
+    base, rows = unfolded(source)
+    if not isinstance(base, ArraySource):
+        return
+    for path, leaf in jax.tree_util.tree_leaves_with_path(base.tree):
+        name, wrong = f"data{jax.tree_util.keystr(path)}", 0
+        if leaf.dtype.kind == "f" and (leaf.ndim > 2 or name in _INPUTS):
+            for start in range(0, len(rows), _ROWS):
+                part = leaf[rows[start : start + _ROWS]]
+                finite = np.isfinite(part).reshape(len(part), -1)
+                wrong += int(np.count_nonzero(~finite.all(axis=1)))
+            _refuse_some(name, leaf, rows, wrong, "has NaN or infinity", "mend them")
+        elif name == "data['label']" and isinstance(evaluate, Classification):
+            last, found = len(evaluate.classes) - 1, leaf[rows]
+            if found.ndim == 1 and found.dtype.kind in "iu":
+                wrong = int(np.count_nonzero((found < 0) | (found > last)))
+            remedy = f"number the classes from 0 to {last}"
+            _refuse_some(name, leaf, rows, wrong, "names no class", remedy)
+
+
+def _refuse_some(
+    name: str, leaf: Any, rows: np.ndarray, wrong: int, what: str, remedy: str
+) -> None:
+    if wrong:
+        rule = f"{what} in {wrong} of {len(rows)} examples"
+        validate.refuse(name, leaf, rule, f"{remedy}, or leave these examples out")
 
 
 def _check_guarantee(algorithm: DPSGD, public: int) -> None:

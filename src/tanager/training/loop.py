@@ -103,6 +103,7 @@ def train(
     count = problem.size()
     public = algorithm.public_size(count)
     beginning.check(problem, algorithm, count, out)
+    beginning.check_examples(source, evaluate)
     account = charging.account_of(problem)
     spent = algorithm.mechanisms()
     charging.require_room(account, spent, delta, out, seed)
