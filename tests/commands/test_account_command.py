@@ -258,7 +258,8 @@ def test_changed_data_are_refused_until_they_are_accepted(said, tmp_path, monkey
     photos = tmp_path / "photos"
     shutil.copy(photos / "a/0.png", photos / "a/more.png")
     before = beside.read_bytes()
-    code, _, errors = said(f"{FOLDER} --out runs/changed")
+    code, printed, errors = said(f"{FOLDER} --out runs/changed")
+    assert "run:" not in printed
     assert code == 2 and "is of other data, or the data were changed since" in errors
     assert f"tanager account accept --account {beside}" in errors
     assert not (tmp_path / "runs/changed").exists() and beside.read_bytes() == before

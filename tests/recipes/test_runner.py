@@ -221,6 +221,18 @@ def test_a_run_records_what_was_not_read(tmp_path, images, capsys):
     }
 
 
+@pytest.mark.parametrize(
+    "flag", [("--physical-batch-size", "9999999999"), ("--devices", "999")]
+)
+def test_what_devices_cannot_hold_is_refused_before_a_run_is_named(
+    tmp_path, capsys, flag
+):
+    assert main(["train", *SMALL, *flag, "--out", str(tmp_path / "run")]) == 2
+    told = capsys.readouterr()
+    assert f"error: {flag[0]} (={flag[1]}) must be at most" in told.err
+    assert "run:" not in told.out
+
+
 @pytest.mark.slow
 def test_the_demo_reaches_what_a_linear_model_does(demo):
     """Without privacy a linear softmax model reaches 95 %; the demo's aim is 94 %."""

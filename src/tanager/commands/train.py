@@ -127,6 +127,9 @@ def _train(
             f"deviation {deviation_of(counts):.4g} on each count"
         )
     with runner.in_folder(prepared) as placed, _saying_how_to_resume(recipe, placed):
+        runner.require_layout(placed)
+        account, results = account_of(recipe, prepared.dataset), []
+        repeats.require_room(placed, options.repeats, account)
         out = str(placed.recipe.out)
         again = f"stopped? repeat the command with --out {shlex.quote(out)}"
         if options.repeats == 1 and (Path(out) / "result.json").exists():
@@ -134,8 +137,6 @@ def _train(
         console.print(f"run: {out} ({again})", soft_wrap=True)
         events = shlex.quote(out if options.repeats > 1 else f"{out}/tensorboard")
         console.print(f"watch: tensorboard --logdir {events}", soft_wrap=True)
-        account, results = account_of(recipe, prepared.dataset), []
-        repeats.require_room(placed, options.repeats, account)
         for each in repeats.repeated(placed, options.repeats):
             if options.repeats > 1:
                 console.print(f"run {len(results) + 1} of {options.repeats}")

@@ -23,7 +23,7 @@ from tanager.recipes.budget import Budget, solve_budget
 from tanager.recipes.fields import LAYOUT_FIELDS
 from tanager.recipes.optimizers import optimizer
 from tanager.recipes.recipe import Recipe
-from tanager.training import charging
+from tanager.training import charging, sizing
 from tanager.training.class_weights import balanced
 from tanager.training.estimate import Estimate
 from tanager.training.evaluate import Classification, Evaluation
@@ -142,6 +142,15 @@ def prepare(
         )
     reasons = automatic.reasons(given, recipe, public)
     return Prepared(name, recipe, dataset, budget, reasons)
+
+
+def require_layout(prepared: Prepared) -> None:
+    """Refuse devices, or a physical batch for them, as training would."""
+    recipe = prepared.recipe
+    chosen = runtime(recipe)
+    layout = chosen.layout()
+    size = tasks.size(recipe, prepared.dataset)
+    layout.check(sizing.least(chosen, layout), recipe.public_size(size))
 
 
 def require_apart(recipe: Recipe, out: str | Path | None = None) -> None:
