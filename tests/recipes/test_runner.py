@@ -233,6 +233,22 @@ def test_what_devices_cannot_hold_is_refused_before_a_run_is_named(
     assert "run:" not in told.out
 
 
+def test_how_unreadable_images_are_skipped_is_said(images, tmp_path, capsys):
+    (images / "train/dark/empty.png").write_bytes(b"")
+    command = ["train", "folder", "--data", str(images), "--unreadable", "skip"]
+    command += ["--out", str(tmp_path / "run"), "--steps", "1", "--batch-size", "8"]
+    assert main(command) == 2
+    assert "or train a network (--model wrn-16-4)" in capsys.readouterr().err
+    command += ["--model", "linear"]
+    assert main(command) == 2
+    told = capsys.readouterr().err
+    assert "empty.png" in told and "give --stream True and --image-size too" in told
+    assert main([*command, "--stream", "True", "--image-size", "16"]) == 0
+    command = [each for each in command if each not in ("--unreadable", "skip")]
+    assert main(command) == 2
+    assert "--unreadable" not in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_demo_reaches_what_a_linear_model_does(demo):
     """Without privacy a linear softmax model reaches 95 %; the demo's aim is 94 %."""

@@ -80,7 +80,10 @@ def _train(
             validate.refuse("resume", True, rule, remedy)
         out = hosts.from_chief(lambda: str(unfinished(name)))
         recipe = dataclasses.replace(recipe, out=out)
-    with tasks.progress_bar("reading images", hosts.is_chief() and not quiet) as report:
+    with (
+        tasks.progress_bar("reading images", hosts.is_chief() and not quiet) as report,
+        runner.saying_how_to_skip(recipe),
+    ):
         prepared = runner.prepare(name, recipe, report)
     own = recipes.RECIPES[name].recipe.delta if name in recipes.RECIPES else None
     recipe = prepared.recipe

@@ -127,6 +127,10 @@ class EncodedImages(StreamedImages):
         return decode_image(self.content(index), self.shape, self._exact)
 
 
+class UnreadableImages(UnreadableFile):
+    """Images that cannot be read, found when all were opened or decoded."""
+
+
 def common_shape(
     sources: Sequence[EncodedImages], progress: Progress | None = None
 ) -> tuple[tuple[int, int] | None, int]:
@@ -173,7 +177,7 @@ def _refuse_all(broken: Sequence[tuple[str, UnreadableFile]]) -> None:
     names = [name for name, _ in others[:_NAMED]]
     names += [f"and {len(others) - _NAMED} more"] * (len(others) > _NAMED)
     more = f". Nor can {len(others)} more: {', '.join(names)}" if others else ""
-    raise UnreadableFile(f"{first}{more}") from first
+    raise UnreadableImages(f"{first}{more}") from first
 
 
 def into_memory(sources: Sequence[StreamedImages], report: Report) -> list[ArraySource]:

@@ -170,9 +170,14 @@ def _check_features(recipe: Any) -> None:
             "network on fixed features, without augmentation",
             "give fine_tune last-layer and augmentation_multiplicity 0",
         )
-    if recipe.unreadable == "skip" and recipe.caches_features:
+    views = recipe.augmentation_multiplicity or recipe.test_views
+    cached = recipe.caches_features
+    cached |= recipe.model == recipe.fine_tune == "auto" and not views
+    if recipe.unreadable == "skip" and cached:
         rule = "must be 'error' when features are cached"
         remedy = "remove the images that cannot be read"
+        if recipe.model == "auto":
+            remedy += ", or train a network (--model wrn-16-4)"
         validate.refuse("unreadable", recipe.unreadable, rule, remedy)
 
 

@@ -13,6 +13,7 @@ from tanager import _validate as validate
 from tanager._record import Maybe, read_record
 from tanager.adaptive import AdaptiveClipping
 from tanager.data.datasets import labels_of
+from tanager.data.streamed import UnreadableImages
 from tanager.models.pretrained import find_weights
 from tanager.parallel import hosts
 from tanager.privacy.account import Account
@@ -142,6 +143,20 @@ def prepare(
         )
     reasons = automatic.reasons(given, recipe, public)
     return Prepared(name, recipe, dataset, budget, reasons)
+
+
+@contextlib.contextmanager
+def saying_how_to_skip(recipe: Recipe) -> Iterator[None]:
+    """Say what `unreadable` skip needs, where all images are read and some cannot."""
+    try:
+        yield
+    except UnreadableImages as error:
+        if recipe.unreadable == "error":
+            raise
+        raise UnreadableImages(
+            f"{error}. --unreadable skip is for images that are read as they are "
+            "needed: give --stream True and --image-size too, or remove these images"
+        ) from error
 
 
 def require_layout(prepared: Prepared) -> None:
