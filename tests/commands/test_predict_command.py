@@ -84,7 +84,7 @@ def test_the_most_probable_classes_have_columns_by_rank(run, photos, printed):
     ("words", "message"),
     [
         (["nothing.png"], "file (='nothing.png') does not exist: check its name"),
-        ([], "files (='') are missing: name images, or folders of them"),
+        ([], "no files are given: name images, or folders of them"),
         (["."], "files (='.') hold no images (.png"),
         (["a.png", "--top", "0"], "top (=0) must be at least 1"),
         (["a.png", "--batch-size", "0"], "batch-size (=0) must be at least 1"),

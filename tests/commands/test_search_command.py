@@ -407,6 +407,8 @@ def check_norms(run, tmp_path, capsys):
     assert f"adds {content['mean_square']:.3g}·B·C²" in printed
     assert main(["search", "norms", str(tmp_path)]) == 2
     assert "has no record of gradient norms" in capsys.readouterr().err
+    assert main(["search", "norms", str(tmp_path / "nope")]) == 2
+    assert "nope') does not exist: give the folder of a run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,10 @@ def test_the_command_shows_all_that_is_known(capsys):
     assert main(["recipe", "cifar10-wrn-16-4"]) == 0
     text = capsys.readouterr().out
     assert "79.5 ± 0.7" in text and "(an assumption)" in text
+    assert "operations, 2.6 hours on one" in " ".join(text.split())
+    assert main(["recipe", "digits"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "operations, less than a second on one" in text
 
 
 def test_a_recipe_of_some_classes_has_a_head_for_them_alone(capsys):

@@ -277,7 +277,10 @@ def test_the_tan_reference():
 def test_an_unknown_recipe_is_refused_with_the_nearest():
     with pytest.raises(ValueError, match=re.escape("did you mean cifar10-wrn-16-4?")):
         recipes.get("cifar10-wrn-16-5")
-    with pytest.raises(ValueError, match=re.escape("recipe (='x') must be one of dig")):
+    remedy = f"`tanager train --list` prints all {len(recipes.RECIPES)}"
+    with pytest.raises(
+        ValueError, match=re.escape(f"recipe (='x') is unknown: {remedy}")
+    ):
         recipes.get("x")
 
 

@@ -54,7 +54,7 @@ def test_a_space_has_no_other_names():
     [
         (["learning"], "vary .*did you mean learning_rate.*must be one of"),
         (["learning-rate=a"], "cannot be read: give learning_rate=A,B,C"),
-        (["learning-rate=8..1"], "cannot be read"),
+        (["learning-rate=8..1"], "where LOW is above 0 and below HIGH"),
         (["augmentation-multiplicity=1..4"], "cannot be read"),
         (["momentum", "momentum=0"], "varies momentum a second time"),
         (["model"], "vary .*='model'.* has no values: give some: model=A,B,C"),

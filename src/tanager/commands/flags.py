@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -167,9 +168,11 @@ def _require_numbers(words: Sequence[str], *kinds: type) -> None:
 
 def _require_number(flag: str, value: str, kind: type, what: str) -> None:
     if not _is(kind, value):
-        point = value.replace(",", ".")
-        comma = value.count(",") == 1 and _is(kind, point)
-        validate.refuse(flag, value, f"must be {what}", f"write {point}" * comma)
+        thousands = re.fullmatch(r"\d{1,3}(,\d{3})+", value)
+        whole = kind is int and thousands
+        plain = value.replace(",", "" if whole else ".")
+        remedy = f"write {plain}" if "," in value and _is(kind, plain) else ""
+        validate.refuse(flag, value, f"must be {what}", remedy)
 
 
 def _is(kind: type, text: str) -> bool:

@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
         validate.whole(top=options.top, at_least=1)
     validate.whole(batch_size=options.batch_size, at_least=1)
     if not options.files:
-        validate.refuse("files", "", "are missing", "name images, or folders of them")
+        raise ValueError("no files are given: name images, or folders of them")
 
     # JAX is imported from here on: the command line was fine.
     model = models_in_use.load(options.model, options.weights, options.code)

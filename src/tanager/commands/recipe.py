@@ -178,9 +178,14 @@ def _print(shown: dict[str, Any]) -> None:
             if note:
                 console.print(f"note: {note}")
     if (cost := shown["cost"]) is not None:
+        from tanager.training.estimate import duration
+
+        seconds = 3600 * cost["hours"]
+        time = "less than a second" if seconds < 1 else f"about {duration(seconds)}"
+        time = time if seconds < 3600 else f"{cost['hours']:.2g} hours"
         console.print(
             f"\n{cost['parameters']:,} parameters; {cost['flops']:.2g} operations, "
-            f"{cost['hours']:.2g} hours on one {cost['gpu']} that sustains "
+            f"{time} on one {cost['gpu']} that sustains "
             f"{cost['flops_per_second'] / 1e12:g} TFLOP/s (an assumption)"
         )
 

@@ -49,7 +49,11 @@ def get(name: str) -> RecipeEntry:
     Raises:
         ValueError: there is none; the message has the nearest.
     """
-    validate.one_of(RECIPES, recipe=name)
+    if name not in RECIPES:
+        near = validate.nearest(str(name), RECIPES)
+        remedy = f"did you mean {near}? " if near else ""
+        remedy += f"`tanager train --list` prints all {len(RECIPES)}"
+        validate.refuse("recipe", name, "is unknown", remedy)
     return RECIPES[name]
 
 

@@ -298,6 +298,7 @@ def _values(name: str, text: str, word: str) -> Values:
             return Between(low, high)
         values = tuple(dict.fromkeys(field.parse(each) for each in text.split(",")))
     except (ValueError, KeyError):
-        remedy = f"give {name}=A,B,C, or {name}=LOW..HIGH for a positive number"
+        remedy = f"give {name}=A,B,C, or {name}=LOW..HIGH for a number, where LOW is "
+        remedy += "above 0 and below HIGH"
         validate.refuse("vary", word, "cannot be read", remedy)
     return Choices(values)

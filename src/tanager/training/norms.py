@@ -63,7 +63,7 @@ class Norms:
             validate.refuse(
                 "run",
                 str(run),
-                "has no record of gradient norms",
+                "has no record of gradient norms" if run.exists() else "does not exist",
                 "give the folder of a run, with its private/metrics.jsonl",
             )
         pieces = np.array_split(np.arange(len(lines)), min(parts, len(lines)))
