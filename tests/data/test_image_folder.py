@@ -146,6 +146,17 @@ def split_of(path):
     ]
 
 
+@pytest.mark.parametrize(("grouped", "what"), [(False, "examples"), (True, "persons")])
+def test_that_images_are_held_out_is_said(tmp_path, grouped, what):
+    for number in range(40):
+        person = f"p{number}" if grouped else "."
+        folder = tmp_path / ["cat", "dog"][number % 2] / person
+        folder.mkdir(parents=True, exist_ok=True)
+        write(folder / f"{number}.png", colour(number))
+    with pytest.warns(UserWarning, match=f"about a fifth of the {what} are held out"):
+        load("folder", tmp_path, groups="folder" if grouped else None)
+
+
 def test_a_name_alone_decides_what_is_held_out(tmp_path):
     """The same wherever the folder lies, whatever else is in it: about a fifth."""
     splits = []

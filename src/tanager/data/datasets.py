@@ -357,13 +357,14 @@ def _found(name: str, wanted: Wanted, decoded: bool) -> Dataset:
         *(name, images[0], images[-1], classes, shape, mean, std, owners, origin),
         wanted.record.to_json(),
     )
+    what = "examples" if owners is None else "persons"
+    if test is None or wanted.record.split != "given":
+        wanted.record.notes.append(
+            f"there are no test images: about a fifth of the {what} are held out for "
+            "testing, by a fixed public choice"
+        )
     if test is not None:
         return dataset
-    what = "examples" if owners is None else "persons"
-    wanted.record.notes.append(
-        f"there are no test images: about a fifth of the {what} are held out for "
-        "testing, by a fixed public choice"
-    )
     split, held = held_out_by_name(train, owners)
     if held is None:  # one more at the end moves no other
         held = _public_words(len(train)) < 2**64 // HELD_OUT
