@@ -88,6 +88,13 @@ def test_every_part_of_the_guarantee_is_there():
         assert part in text
 
 
+def test_data_of_ones_own_are_not_named():
+    text = card(config=CONFIG | {"dataset": "folder"})
+    assert "\n# vit-tiny-16 on a folder of images\n" in text
+    assert "| data set | a folder of images |" in text
+    assert "pets" not in text
+
+
 def test_a_run_that_is_not_private_says_so_and_is_not_tagged():
     text = card(result=RESULT | {"private": False})
     head, body = head_of(text)

@@ -20,6 +20,8 @@ UNKNOWN_LICENCE = "unknown"
 _Fields = Mapping[str, Any]
 
 _OF_THIS_MACHINE = {"account", "data", "features_from", "labels", "out", "seed"}
+_OWN = {"folder": "a folder of images", "features": "a file of features"}
+"""Data of a person's own, whose names the card leaves out as it does all paths."""
 _WEIGHTS = {
     "average": "the exponential moving average of the parameters",
     "last": "the parameters after the last update",
@@ -41,7 +43,9 @@ def model_card(
     `licence` is an identifier such as ``apache-2.0``; None says it is unknown.
     `timm_name` is that of the architecture, where timm has it.
     """
-    name = f"{config.get('model') or 'a model'} on {config.get('dataset') or 'data'}"
+    dataset = config.get("dataset") or "data"
+    dataset = _OWN.get(dataset, dataset)
+    name = f"{config.get('model') or 'a model'} on {dataset}"
     key = "accuracy_ema" if weights == "average" else "accuracy"
     several = bool(config.get("multi_label"))
     suffix = "_ema" if weights == "average" else ""
@@ -61,8 +65,9 @@ def model_card(
     image_shape = (architecture or {}).get("image_shape")
     return render(
         "card.md",
-        head=_head(config, result, clean(name), licence, scores, format),
+        head=_head(config, result, clean(name), dataset, licence, scores, format),
         name=name,
+        dataset=dataset,
         config=config,
         result=result,
         guarantee=guarantee,
@@ -96,6 +101,7 @@ def _head(
     config: _Fields,
     result: _Fields,
     name: str,
+    dataset: str,
     licence: str | None,
     scores: Mapping[str, float],
     format: str,
@@ -113,14 +119,18 @@ def _head(
     if base.startswith("hf:"):
         fields["base_model"] = clean(re.split("[@:]", base.removeprefix("hf:"))[0])
     if scores:
-        dataset = clean(config.get("dataset") or "data")
+        kind = clean(config.get("dataset") or "data")
         fields["model-index"] = [
             {
                 "name": name,
                 "results": [
                     {
                         "task": {"type": "image-classification"},
-                        "dataset": {"type": dataset, "name": dataset, "split": "test"},
+                        "dataset": {
+                            "type": kind,
+                            "name": clean(dataset),
+                            "split": "test",
+                        },
                         "metrics": [
                             {"type": name, "value": value}
                             for name, value in scores.items()
