@@ -261,6 +261,7 @@ def test_changed_data_are_refused_until_they_are_accepted(said, tmp_path, monkey
     code, printed, errors = said(f"{FOLDER} --out runs/changed")
     assert "run:" not in printed
     assert code == 2 and "is of other data, or the data were changed since" in errors
+    assert "read with another --groups" in errors and "give --groups as be" in errors
     assert f"tanager account accept --account {beside}" in errors
     assert not (tmp_path / "runs/changed").exists() and beside.read_bytes() == before
     assert said(f"account accept --data {photos}")[0] == 0

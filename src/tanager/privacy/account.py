@@ -312,10 +312,11 @@ class Account:
             validate.refuse(
                 "account",
                 str(self.path),
-                f"is of other data{persons}, or the data were changed since",
-                "if the same people may be in them, run `tanager account accept "
-                f"--account {self.path}` and the same command again; else name another "
-                "with --account",
+                f"is of other data{persons}, or the data were changed since, or read "
+                "with another --groups, which splits them otherwise",
+                "give --groups as before; or, if the same people may be in them, run "
+                f"`tanager account accept --account {self.path}` and the same command "
+                "again; else name another with --account",
             )
         if balance.holds(charge):
             return
