@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 
+import mpmath
 import numpy as np
 import pytest
 from scipy import stats
@@ -99,6 +100,24 @@ def test_the_gaussian_bound_by_hand():
             stats.norm.cdf(sign * mu / 2 - epsilon / mu) for sign in (1, -1)
         )
         assert above - math.exp(epsilon) * below == pytest.approx(DELTA, rel=1e-9)
+
+
+@pytest.mark.parametrize("wrong", [0, 50, 200])
+def test_bounds_about_gaussian_noise_are_rounded_down(wrong):
+    """Balle and Wang 2018, theorem 8, in 50 digits."""
+    errors = Errors(wrong, 1000, wrong, 1000)
+    mu = GaussianEstimator(DELTA, 0.95).mu(errors)
+    # The search for the noise begins where it ends.
+    claimed = Mechanism(1.0, 1 / mu * (1 + 1e-12), 1)
+    with mpmath.workdps(50):
+        for estimator in (ESTIMATORS[1], SubsampledEstimator(DELTA, 0.95, claimed)):
+            epsilon = mpmath.mpf(estimator.bound(errors))
+            above, below = (
+                mpmath.ncdf(sign * mpmath.mpf(mu) / 2 - epsilon / mu)
+                for sign in (1, -1)
+            )
+            assert above - mpmath.exp(epsilon) * below >= DELTA
+            assert epsilon > 0.998 * accountant.epsilon_gaussian(mu, DELTA)
 
 
 def test_the_highest_rates_cover_the_true_ones():

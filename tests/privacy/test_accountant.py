@@ -438,6 +438,9 @@ def test_epsilon_of_a_gaussian_is_rounded_up_at_any_delta(mu):
             less = mpmath.mpf(spent) * (1 - 2e-14) - 4e-12
             assert exact_delta(spent) <= delta
             assert less < 0 or exact_delta(less) > delta
+            lower = accountant.epsilon_gaussian(mu, delta, up=False)
+            assert spent * (1 - 4e-14) - 8e-12 < lower <= spent
+            assert lower == 0 or exact_delta(lower) >= delta
 
 
 @pytest.mark.parametrize("adjacency", [ADD, REPLACE])

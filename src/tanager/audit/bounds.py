@@ -112,8 +112,8 @@ class GaussianEstimator(Estimator):
         validate.probability(delta=self.delta)
 
     def bound(self, errors: Errors) -> float:
-        """Return the ε of `mu`."""
-        return accountant.epsilon_gaussian(self.mu(errors), self.delta)
+        """Return the ε of `mu`, rounded down."""
+        return accountant.epsilon_gaussian(self.mu(errors), self.delta, up=False)
 
     def mu(self, errors: Errors) -> float:
         """Return the lower bound as a μ of Gaussian DP; 0 at the least."""
@@ -187,10 +187,12 @@ def largest_refuted(refuted: Callable[[float], bool], noise_multiplier: float) -
         low, high = high, 2 * high
         if high > _MOST_NOISE:
             return math.inf
-    while high > 1.001 * low:
+    while high > 1.0009 * low:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if refuted(middle) else (middle, high)
-    return high
+    # PLD's ε is rounded up. Where the trade-off curve is nearly exact, 1e-5 more noise
+    # makes up for it.
+    return 1.0001 * high
 
 
 def models_needed(epsilon: float, *, delta: float, confidence: float) -> int:

@@ -355,11 +355,11 @@ def _epsilon_without_grid(
     return min(spent, _epsilon_rdp(parts, delta, adjacency))
 
 
-def epsilon_gaussian(mu: float, delta: float) -> float:
+def epsilon_gaussian(mu: float, delta: float, *, up: bool = True) -> float:
     """Return the exact ε of μ-Gaussian DP; infinite where doubles overflow.
 
     It is the ε of one Gaussian of σ = 1/μ without sampling (Balle and Wang 2018,
-    theorem 8), rounded up.
+    theorem 8), rounded up; or down, to be a lower bound.
     """
     from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 
@@ -370,7 +370,8 @@ def epsilon_gaussian(mu: float, delta: float) -> float:
     with np.errstate(all="ignore"):
         found = float(get_epsilon_gaussian(1 / mu, delta))
     # The tolerance of its search, 1e-12, and rounding: 4e-13 was measured.
-    return found * (1 + 1e-14) + 2e-12
+    away = found * 1e-14 + 2e-12
+    return found + away if up else max(found - away, 0.0)
 
 
 ### RDP
