@@ -12,6 +12,7 @@ from tanager.cli import main
 
 
 PATIENTS = [f"P{number}" for number in range(20)]
+FEW = (0, 1, 2, 5)
 SPLITS = ("given", "by person", "by name", "by number")
 
 
@@ -133,6 +134,28 @@ def test_images_that_may_be_trained_on_are_not_called_test_images(
                 continue
             assert code == 2, (known, place)
             assert "for images that training did not see, give --split all" in err
+
+
+def test_all_of_a_few_images_are_measured_once(data, export, tmp_path, printed):
+    """No name is one of the fifth that are held out; in class folders, in a table."""
+    for stream, tabled in ((True, False), (False, False), (True, True), (False, True)):
+        place = tmp_path / f"{stream} {tabled}"
+        model = shutil.copytree(export, place / "model")
+        config = json.loads((model / "config.json").read_text())
+        config["tanager"]["data"]["stream"] = stream
+        (model / "config.json").write_text(json.dumps(config))
+        for number in FEW:
+            folder = place / "data" / ("" if tabled else "ab"[number % 2])
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copy(data / f"{number:02}.png", folder)
+        if tabled:
+            rows = (data / "labels.csv").read_text().splitlines(keepends=True)
+            table = place / "data" / "labels.csv"
+            table.write_text("".join([rows[0], *(rows[1 + number] for number in FEW)]))
+        words = ["evaluate", model, "--data", place / "data", "--split", "all"]
+        code, out, err = printed(*words, "--json")
+        assert code == 0 and "held out" not in err, err
+        assert json.loads(out)["examples"] == len(FEW)
 
 
 def test_a_part_of_the_training_images_is_not_all_of_them(data, tmp_path, printed):

@@ -273,7 +273,7 @@ def _read(
     load = functools.partial(
         data.load,
         kind,
-        data.Layout(path, **layout),
+        data.Layout(path, **layout, hold_out=options.split != "all"),
         classes=fields.get("classes"),
         image_size=seen if kind in data.RESIZED else None,
         stream=fields.get("stream"),
@@ -329,8 +329,10 @@ def _logits(
     from tanager.data import gather
 
     own = _numbers(model, dataset.classes)
-    wanted = {"test": (dataset.test,), "train": (dataset.train,)}
-    sources = wanted.get(options.split, (dataset.train, dataset.test))
+    wanted = {"test": [dataset.test], "train": [dataset.train]}
+    sources = wanted.get(options.split, [dataset.train, dataset.test])
+    if dataset.test is dataset.train:
+        del sources[1:]
     total, size = sum(map(len, sources)), options.batch_size
     logits, labels = [], []
     with models_in_use.progress(total > size) as report:

@@ -358,12 +358,13 @@ def _found(name: str, wanted: Wanted, decoded: bool) -> Dataset:
         wanted.record.to_json(),
     )
     what = "examples" if owners is None else "persons"
-    if test is None or wanted.record.split != "given":
+    layout = wanted.layout
+    if layout.hold_out and (test is None or wanted.record.split != "given"):
         wanted.record.notes.append(
             f"there are no test images: about a fifth of the {what} are held out for "
             "testing, by a fixed public choice"
         )
-    if test is not None:
+    if test is not None or not layout.hold_out:
         return dataset
     split, held = held_out_by_name(train, owners)
     if held is None:  # one more at the end moves no other
@@ -385,9 +386,9 @@ def _with_classes(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
         )
     if labels_of(dataset.train).ndim == 2:
         columns = [dataset.classes.index(name) for name in names]
-        train, test = (
-            _with_columns(source, columns) for source in (dataset.train, dataset.test)
-        )
+        train = test = _with_columns(dataset.train, columns)
+        if dataset.test is not dataset.train:
+            test = _with_columns(dataset.test, columns)
         return dataclasses.replace(dataset, train=train, test=test, classes=names)
     numbers = np.full(len(dataset.classes), -1, np.int32)
     numbers[[dataset.classes.index(name) for name in names]] = np.arange(len(names))
@@ -402,7 +403,10 @@ def _with_classes(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
         relabelled = base.relabelled(numbers[base.labels])
         return subset(relabelled, rows[chosen]), chosen
 
-    (train, chosen), (test, _) = of_classes(dataset.train), of_classes(dataset.test)
+    train, chosen = of_classes(dataset.train)
+    test = train
+    if dataset.test is not dataset.train:
+        test, _ = of_classes(dataset.test)
     owners = None if dataset.owners is None else dataset.owners[chosen]
     return dataclasses.replace(
         dataset, train=train, test=test, classes=names, owners=owners

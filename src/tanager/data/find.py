@@ -327,7 +327,10 @@ def _class_folders(folder: Path, wanted: Wanted) -> Found | None:
         remedy = "for a column, name its table with labels (--labels FILE)"
         validate.refuse("groups", wanted.groups, rule, remedy)
     grouped = wanted.groups is not None
-    train, test = list_folder(folder, wanted.tests, grouped, wanted.record)
+    train, test = list_folder(
+        folder, wanted.tests, grouped, wanted.record, wanted.layout.hold_out
+    )
+    alone = test is train
     if not wanted.own:
         wanted.record.notes.clear()  # ImageNet's test images have no classes.
     exact = bool(wanted.classes)
@@ -338,10 +341,12 @@ def _class_folders(folder: Path, wanted: Wanted) -> Found | None:
             f"name the folders {', '.join(wanted.classes)}",
         )
     shape = wanted.shape or (1, 1, 3)
-    first, second = (FolderSource(half, shape, exact) for half in (train, test))
+    halves = [train, test][: 2 - alone]
+    sources = [FolderSource(half, shape, exact) for half in halves]
     if grouped:
-        first.owners, second.owners = train.owners(), test.owners()
-    return _sized(wanted, [first, second], train.classes)
+        for source, half in zip(sources, halves, strict=True):
+            source.owners = half.owners()
+    return _sized(wanted, sources, train.classes, alone)
 
 
 _LAYOUTS: dict[str, Callable[[Path, Wanted], Found | None]] = {

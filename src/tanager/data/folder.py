@@ -123,11 +123,13 @@ def list_folder(
     tests: Sequence[str] = TESTS,
     grouped: bool = False,
     record: Record | None = None,
+    hold_out: bool = True,
 ) -> tuple[Listing, Listing]:
     """List the training and test files of a folder; split it if it is not.
 
     `grouped` lists the files in the folders of persons in each class folder. Files that
-    are not images, and folders that are not read, go on `record`.
+    are not images, and folders that are not read, go on `record`. Without `hold_out`, a
+    folder that is not split gives one listing twice.
     """
     record = Record() if record is None else record
     halves = [split_folder(path, names) for names in (TRAINS, tests)]
@@ -150,6 +152,9 @@ def list_folder(
         )
     _other_entries(path, (), record)
     found = dict(_class_files(path, grouped, record))
+    if not hold_out:
+        every = _listing(path, found.items())
+        return every, every
     record.split = "by person" if grouped else "by name"
     parts = _split(path, found, grouped)
     first, second = (

@@ -49,6 +49,8 @@ class Layout:
             forms in `tanager.data.label_sets`.
         uncertain: what a label of −1 counts as, if it is not how 0 is written: "absent"
             or "present"; "refuse" reads no such file.
+        hold_out: without test images, hold out about a fifth for testing; False takes
+            all images as both.
 
     Raises:
         ValueError: labels come from two places, `default_side` is below 1, or
@@ -63,6 +65,7 @@ class Layout:
     default_side: int = DEFAULT_SIDE
     multi_label: bool = False
     uncertain: Uncertain = "refuse"
+    hold_out: bool = True
 
     def __post_init__(self):
         validate.one_of(get_args(Uncertain), uncertain=self.uncertain)
