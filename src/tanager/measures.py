@@ -2,7 +2,7 @@
 
 The numbers are scikit-learn's. Intervals hold about 95 % of the time if the examples
 are drawn independently; several of a person are not, and make them too narrow. They are
-Wilson's for shares (accuracies of all and of each class), and made of those of the
+Wilson's for shares (accuracies of all and of each class), and made of exact ones of the
 classes for balanced accuracy and macro F1: a bootstrap has no doubt about a rare class
 that is all right, and holds 65 % of the time. For the others they follow from the
 deviation of `RESAMPLES` bootstrap samples, drawn within each class with a fixed seed:
@@ -14,7 +14,7 @@ for examples with any number of labels; its samples are weights of the examples 
 exponential distribution (Rubin 1981, "The Bayesian bootstrap").
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -95,8 +95,8 @@ def measure(
         "examples": len(labels),
         "accuracy": _share(right.sum(), counts.sum()),
         **top,
-        "balanced_accuracy": _combined(matrix, shares, _recall),
-        "macro_f1": _combined(matrix, shares, _f1),
+        "balanced_accuracy": _combined(matrix, _recall),
+        "macro_f1": _combined(matrix, _f1),
         "auroc": _area(
             [*areas.values()],
             _drawn_areas(probabilities, labels, [*areas]) if enough else (),
@@ -286,6 +286,11 @@ def _between(
 
     In log-odds, by Student's t for the `fewest` examples of a kind. Of 10 to 20, the
     middle 95 % of what is drawn hold 70 to 85 % of the time.
+
+    Average precision, measured with 10 and 20 examples of a label, 20 to 1000 without
+    it, areas of 0.6 to 0.98 and normal scores: it holds 91 to 99 % of the time. Nearly
+    all misses are below, because the average precision of few examples is too high on
+    average: by up to 0.06 with 10 of them, and up to 0.05 with 20.
     """
     value = float(np.mean(values)) if len(values) else None
     nothing = {"value": value, "low": None, "high": None}
@@ -358,30 +363,48 @@ def _lowest(area: float, count: int, total: int) -> float:
 
 def _combined(
     matrix: np.ndarray,
-    shares: Sequence[Mapping[str, Any]],
     statistic: Callable[[np.ndarray, np.ndarray, np.ndarray], float],
 ) -> dict[str, float | None]:
-    """Return a mean over classes with an interval made of those of the classes.
+    """Return a mean over classes with an interval: the wider of two, at each end.
 
-    Each class in turn is moved to an end of its own interval, with its mistakes in
-    proportion; the root of the sum of the squared changes is how far the mean can be
-    off (Zou and Donner 2008, "Construction of confidence limits").
+    One is made of those of the classes (Clopper and Pearson's). Each class in turn is
+    moved to an end of its own, with its mistakes in proportion; the root of the sum of
+    the squared changes is how far the mean can be off (Zou and Donner 2008,
+    "Construction of confidence limits"). The other is that of a share of as many
+    examples as the mean is worth, if all classes are equally good: it has doubts of
+    several classes that are all right, too.
+
+    Measured with 2, 3 and 10 classes of 4 to 20 examples, some beside classes of 50 or
+    1000, and accuracies of 0.05 to 0.99: it holds 95 to 100 % of the time.
     """
     right, counts = matrix.diagonal(), matrix.sum(axis=1)
-    named, squares = matrix.sum(axis=0), {"low": 0.0, "high": 0.0}
+    named, squares = matrix.sum(axis=0), np.zeros(2)
     value = statistic(right, counts, named)
-    for k in np.flatnonzero(counts).tolist():
+    present = np.flatnonzero(counts)
+    for k in present.tolist():
         others = np.arange(len(matrix)) != k
         wrong = np.where(others, matrix[k] if right[k] < counts[k] else 1, 0)
-        for end in squares:
-            share = shares[k][end]
+        for end, share in enumerate(_exact(right[k], counts[k])):
             row = wrong * ((1 - share) * counts[k] / max(wrong.sum(), 1))
             row[k] = share * counts[k]
             moved = np.where(others, right, row[k])
             change = statistic(moved, counts, named - matrix[k] + row) - value
             squares[end] += change**2
-    low, high = value - squares["low"] ** 0.5, value + squares["high"] ** 0.5
-    return {"value": value, "low": max(low, 0.0), "high": min(high, 1.0)}
+    low, high = value + np.sqrt(squares) * [-1, 1]
+    worth = len(present) ** 2 / np.sum(1 / counts[present])
+    least, most = _exact(value * worth, worth)
+    low, high = max(min(low, least), 0.0), min(max(high, most), 1.0)
+    return {"value": value, "low": float(low), "high": float(high)}
+
+
+def _exact(right: float, count: float) -> tuple[float, float]:
+    """Return the interval of a share (Clopper and Pearson 1934), of any numbers."""
+    from scipy import special
+
+    tail, wrong = (1 - CONFIDENCE) / 2, count - right
+    low = special.betaincinv(right, wrong + 1, tail) if right > 0 else 0.0
+    high = special.betaincinv(right + 1, wrong, 1 - tail) if wrong > 0 else 1.0
+    return float(low), float(high)
 
 
 def _drawn_by_weights(

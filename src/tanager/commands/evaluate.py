@@ -121,7 +121,8 @@ def run(arguments: Sequence[str]) -> int:
     target, drawn = TARGETS[model.multi_label], "within each class"
     found = target.measure(target.probabilities(logits), labels, model.classes)
     combined = dict.fromkeys(
-        ("balanced_accuracy", "macro_f1"), "Wilson of each class, combined"
+        ("balanced_accuracy", "macro_f1"),
+        "Clopper and Pearson of each class, combined; at least that of one share",
     )
     if model.multi_label:
         drawn, combined = "weights of all examples", {}
