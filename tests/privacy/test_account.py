@@ -175,7 +175,8 @@ def test_what_is_no_charge_is_refused():
         Charge("run", "n", "i", DELTA, ())
     both = Charge("run", "a\x1b", "i", DELTA, (THREE[0], Mechanism(0.1, 2.0, 3)))
     assert (both.name, both.mechanisms) == ("a\ufffd", (Mechanism(0.1, 2.0, 53),))
-    for selection in (None, Selection(3.0), Selection(3.0, math.inf)):
+    for search in ((3.0,), (3.0, math.inf), (2e6, 2e6), (1 + 1e-9, 0.0), None):
+        selection = None if search is None else Selection(*search)
         one = charge(THREE[0], selection=selection)
         assert Charge.from_json(json.loads(json.dumps(one.to_json()))) == one
 

@@ -17,6 +17,7 @@ from tanager.seed import Seed
 
 RUN = Mechanism(sample_rate=0.08192, noise_multiplier=3.0, steps=875)
 DELTA = 1e-5
+SEED = Seed.from_int(3)
 LAWS = [
     Selection(10),
     Selection(10, 0),
@@ -173,10 +174,10 @@ def test_without_noise_nothing_is_private():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Selection(0.5), r"mean \(=0.5\) must be 1, or from 1.000001 to 1e6"),
-        (lambda: Selection(1 + 1e-13, 0.5), r"mean \(=1.0000000000001\) must be 1, or"),
-        (lambda: Selection(1e100, 0), r"mean \(=1e\+100\) must be 1, or"),
-        (lambda: Selection(2, 1e15), r"shape \(=10+\.0\) must be at most 1e6, or inf"),
+        (lambda: Selection(0.5), r"mean \(=0.5\) must be at least 1"),
+        (lambda: Selection(1 + 1e-13, 0.5).draw(SEED), r"=1.0+1\) must be 1, or from"),
+        (lambda: Selection(1e100, 0).at_most(0.5), r"mean \(=1e\+100\) must be 1, or"),
+        (lambda: Selection(2, 1e15).draw(SEED), r"shape \(=10+\.0\) must be at most "),
         (lambda: Selection(2, -0.5), r"shape \(=-0.5\) must be finite and not neg"),
         (lambda: Selection(2, math.nan), r"shape \(=nan\) must be a number"),
         (
@@ -200,4 +201,4 @@ def test_what_makes_no_search_is_refused(make, message):
 
 def test_every_law_of_the_papers_range_can_be_drawn_from():
     for mean, shape in itertools.product((1, 1.01, 1000), SHAPES):
-        assert Selection(mean, shape).draw(Seed.from_int(3)) >= 0
+        assert Selection(mean, shape).draw(SEED) >= 0

@@ -452,6 +452,15 @@ def test_another_mechanism_than_the_accounted_one_is_refused(tmp_path, settings)
         search_privately(tmp_path / "search", planted)
 
 
+def test_a_number_of_runs_that_cannot_be_drawn_is_refused_first(tmp_path, settings):
+    search = dataclasses.replace(settings.search, selection=Selection(2e6))
+    with pytest.raises(ValueError, match=r"mean \(=2000000.0\) must be 1, or from"):
+        search_privately(
+            tmp_path / "search", dataclasses.replace(settings, search=search)
+        )
+    assert not (tmp_path / "search").exists()
+
+
 @pytest.mark.statistical
 def test_choices_are_drawn_evenly_and_differ_from_run_to_run():
     """χ² over 3000 draws of three values; false-alarm rate 1e-6."""

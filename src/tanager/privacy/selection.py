@@ -30,7 +30,7 @@ from tanager.seed import Seed
 
 
 _MOST = 1e6
-"""Of mean and shape. Beyond, or nearer to a mean of 1, the law loses its digits."""
+"""Of mean and shape, to draw. Beyond, or near a mean of 1, the law loses its digits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Selection:
     """Distribution of the number of runs of a search.
 
     Attributes:
-        mean: expected number of runs: 1, or from 1.000001 to a million.
+        mean: expected number of runs, at least 1. It can be drawn from for a mean of 1,
+            or from 1.000001 to a million, and a shape up to a million; any has an ε.
         shape: η of the truncated negative binomial, which gives at least one run: 1 is
             geometric; 0 is logarithmic, whose ε grows least with the mean and whose
             tail is heaviest. Infinity is poisson, which can give 0 runs.
@@ -52,15 +53,24 @@ class Selection:
 
     def __post_init__(self):
         validate.positive(mean=self.mean)
-        if self.mean != 1 and not 1 + 1e-6 <= self.mean <= _MOST:
-            validate.refuse("mean", self.mean, "must be 1, or from 1.000001 to 1e6")
+        if self.mean < 1:
+            validate.refuse("mean", self.mean, "must be at least 1")
         if self.shape != math.inf:
             validate.not_negative(shape=self.shape, remedy="infinity is poisson")
-            if self.shape > _MOST:
-                rule = "must be at most 1e6, or infinity, which is poisson"
-                validate.refuse("shape", self.shape, rule)
         object.__setattr__(self, "mean", float(self.mean))
         object.__setattr__(self, "shape", float(self.shape))
+
+    def check_drawn(self) -> None:
+        """Refuse a law that cannot be drawn from.
+
+        Raises:
+            ValueError: mean or shape is out of range.
+        """
+        if self.mean != 1 and not 1 + 1e-6 <= self.mean <= _MOST:
+            validate.refuse("mean", self.mean, "must be 1, or from 1.000001 to 1e6")
+        if _MOST < self.shape < math.inf:
+            rule = "must be at most 1e6, or infinity, which is poisson"
+            validate.refuse("shape", self.shape, rule)
 
     def draw(self, seed: Seed) -> int:
         """Draw the number of runs to make; it is secret, like the seed.
@@ -72,6 +82,7 @@ class Selection:
 
     def at_most(self, share: float) -> int:
         """Return the quantile of the number of runs at a probability `share`."""
+        self.check_drawn()
         below, last = 0.0, 0
         for runs, probability in self._probabilities():
             below, last = below + probability, runs

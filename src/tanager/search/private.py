@@ -194,11 +194,12 @@ def search_privately(folder: str | os.PathLike, settings: PrivateSettings) -> Wi
         settings: what to search.
 
     Raises:
-        ValueError: the folder holds another search or a run; the search cannot be
-            charged to the account of its data; or the number of runs is 0, which
-            poisson allows, and nothing is released.
+        ValueError: the number of runs cannot be drawn; the folder holds another search
+            or a run; the search cannot be charged to the account of its data; or the
+            number of runs is 0, which poisson allows, and nothing is released.
         KeyboardInterrupt: after a checkpoint was written.
     """
+    settings.search.selection.check_drawn()
     folder, content = Path(folder), as_json(settings.to_json())
     _refuse_another(folder, content)
     runner.require_apart(settings.recipe, folder)
