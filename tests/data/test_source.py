@@ -3,6 +3,7 @@ import re
 import subprocess
 import sys
 import types
+import warnings
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from sklearn.utils import Bunch
 
 import tanager
-from tanager.data import ArraySource, Source, as_source, gather, subset
+from tanager.data import ArraySource, Source, as_source, gather, load, subset
 
 
 def tree(examples=6):
@@ -244,3 +245,25 @@ def test_augmentation_is_there_once_it_is_named():
     assert done.stdout == "tanager.data.augment\n", done.stderr
     with pytest.raises(AttributeError, match="no attribute 'augmented'"):
         getattr(tanager.data, "augmented")  # noqa: B009
+
+
+@pytest.mark.parametrize("classes", [None, ("1", "0")])
+def test_copies_of_training_images_among_test_images_are_counted(tmp_path, classes):
+    """In test files and among those held out; nothing is said of no copy."""
+    images = np.random.default_rng(0).integers(0, 256, (30, 8, 8, 1), np.uint8)
+    kept = {"train_images": images[:20], "train_labels": np.arange(20) % 2}
+    for copied in (0, 3):
+        tests = np.concatenate([images[:copied], images[20:27]])
+        parts = {"test_images": tests, "test_labels": np.arange(len(tests)) % 2}
+        np.savez(tmp_path / f"{copied}.npz", **kept, **parts)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load("folder", tmp_path / "0.npz", classes=classes)
+        load("folder", tmp_path / "3.npz", classes=classes, stream=True)
+    with pytest.warns(UserWarning, match="^3 of 10 test images are identical to train"):
+        load("folder", tmp_path / "3.npz", classes=classes)
+    twice = np.concatenate([images, images])
+    np.savez(tmp_path / "x.npz", train_images=twice, train_labels=np.arange(60) % 2)
+    with pytest.warns(UserWarning) as told:
+        load("folder", tmp_path / "x.npz", classes=classes)
+    assert sum("identical to training" in str(each.message) for each in told) == 1

@@ -16,7 +16,7 @@ from tanager.data.find import OWN, WANTED, Wanted, find_images
 from tanager.data.folder import HELD_OUT, held_out_by_name
 from tanager.data.known import DATASETS, DIGITS, FILES, RESIZED
 from tanager.data.layout import Layout, refuse_one_class
-from tanager.data.source import ArraySource, Source, subset, unfolded
+from tanager.data.source import ArraySource, Source, subset, unfolded, warn_of_copies
 from tanager.data.streamed import Progress, digest, into_memory
 
 
@@ -209,6 +209,8 @@ def load(
     if classes is not None:
         dataset = _with_classes(dataset, tuple(classes))
     dataset = _parted(dataset, validation_examples, train_examples)
+    if name == "folder" and features_from is None:
+        warn_of_copies(dataset.train, dataset.test)
     # By name: the protocol of sources, which others implement too, has no origin.
     setattr(dataset.train, "origin", dataset.origin)  # noqa: B010
     return dataset
@@ -403,8 +405,7 @@ def _with_classes(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
         relabelled = base.relabelled(numbers[base.labels])
         return subset(relabelled, rows[chosen]), chosen
 
-    train, chosen = of_classes(dataset.train)
-    test = train
+    train, chosen = test, _ = of_classes(dataset.train)
     if dataset.test is not dataset.train:
         test, _ = of_classes(dataset.test)
     owners = None if dataset.owners is None else dataset.owners[chosen]

@@ -8,6 +8,7 @@ indices is protected less. `tanager.data.grouped` protects persons.
 
 import hashlib
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -285,6 +286,27 @@ def subset(source: Source, indices: np.ndarray | Sequence[int]) -> Source:
         validate.refuse("indices", int(values[counts.argmax()]), rule, remedy)
     kind = _StreamedSubset if isinstance(source, StreamedSource) else _Subset
     return kind(source, chosen)
+
+
+def warn_of_copies(train: Source, test: Source) -> None:
+    """Warn of test images that are training images, too, if all are in memory.
+
+    No file of a run holds their number, and no image is named.
+    """
+    digests = []
+    for source in (train, test):
+        base, rows = unfolded(source)
+        if train is test or not isinstance(base, ArraySource):
+            return
+        images = base.tree["image"]
+        digests.append([hashlib.blake2b(images[row]).digest() for row in rows])
+    trained = {*digests[0]}
+    if copies := sum(each in trained for each in digests[1]):
+        warnings.warn(
+            f"{copies} of {len(test)} test images are identical to training images, so "
+            "what is measured on them is too good: take them out",
+            stacklevel=3,
+        )
 
 
 def check_index(index: int, length: int) -> None:
