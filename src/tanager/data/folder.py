@@ -299,7 +299,8 @@ def held_out_by_name(
 def refuse_shared(train: Iterable[str], test: Iterable[str]) -> None:
     """Refuse files of test images that links make training images too.
 
-    Copies are not found. One file may hold both, under one name.
+    Copies are found later (`source.warn_of_copies`). One file may hold both, under one
+    name.
 
     Raises:
         UnreadableFile: there are some; the message names the first.
