@@ -351,30 +351,27 @@ def _found(name: str, wanted: Wanted, decoded: bool) -> Dataset:
             "protected",
             "move all images of a person to one of the two",
         )
-    shape = train.shape
     origin = copy.copy(train)._files  # a copy has no file in memory
-    if decoded and not wanted.streams(total, shape):
+    if decoded and not wanted.streams(total, train.shape):
         images = into_memory(images, report)
     dataset = Dataset(
-        *(name, images[0], images[-1], classes, shape, mean, std, owners, origin),
+        *(name, images[0], images[-1], classes, train.shape, mean, std, owners, origin),
         wanted.record.to_json(),
     )
     what = "examples" if owners is None else "persons"
-    layout = wanted.layout
-    if layout.hold_out and (test is None or wanted.record.split != "given"):
+    if wanted.layout.hold_out and (test is None or wanted.record.split != "given"):
         wanted.record.notes.append(
             f"there are no test images: about a fifth of the {what} are held out for "
             "testing, by a fixed public choice"
         )
-    if test is not None or not layout.hold_out:
+    if test is not None or not wanted.layout.hold_out:
         return dataset
     split, held = held_out_by_name(train, owners)
     if held is None:  # one more at the end moves no other
         held = _public_words(len(train)) < 2**64 // HELD_OUT
     if held.all() or not held.any():
         rule = "must be more, to hold out a fifth of them"
-        remedy = "add some, or test images"
-        validate.refuse(what, dataset.units()[1], rule, remedy)
+        validate.refuse(what, dataset.units()[1], rule, "add some, or test images")
     wanted.record.split = split
     return _with_test(dataset, held, record=wanted.record.to_json())
 
