@@ -120,6 +120,18 @@ def test_bounds_about_gaussian_noise_are_rounded_down(wrong):
             assert epsilon > 0.998 * accountant.epsilon_gaussian(mu, DELTA)
 
 
+def test_so_are_those_of_noise_beside_other_noise():
+    """Of two Gaussians, μ² adds up; the one beside is nearly all of it."""
+    claimed, beside = Mechanism(1.0, 100.0, 1), Mechanism(1.0, 0.5, 1)
+    estimator = SubsampledEstimator(DELTA, 0.95, claimed, (beside,))
+    found = estimator.epsilon_at(1.0001 * 100)
+    with mpmath.workdps(50):
+        mu = mpmath.sqrt(mpmath.mpf(1) / 100**2 + 4)
+        above, below = (mpmath.ncdf(s * mu / 2 - found / mu) for s in (1, -1))
+        assert above - mpmath.exp(found) * below >= DELTA
+    assert found > 0.999 * accountant.epsilon_gaussian(float(mu), DELTA)
+
+
 def test_the_highest_rates_cover_the_true_ones():
     """Both at once in 95 of 100 audits; of 4000, false alarm 1e-6."""
     rng = np.random.default_rng(1)

@@ -27,6 +27,8 @@ from tanager.privacy.trade_off import TradeOff
 RESERVED = 0.1
 """Share of the scores that the threshold is chosen on."""
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
+_MARGIN = 1.0001
+"""More noise, for a lower bound: PLD's ε is rounded up by less than that changes it."""
 _LARGEST_EXPONENT = 700
 _WORST = 1e30
 
@@ -159,10 +161,17 @@ class SubsampledEstimator(GaussianEstimator):
         return self.epsilon_at(self.noise_multiplier(errors))
 
     def epsilon_at(self, noise_multiplier: float) -> float:
-        """Return the ε of the mechanism with another noise multiplier."""
+        """Return the ε of the mechanism with another noise multiplier, or less.
+
+        `beside` counts with a little more noise, as `largest_refuted` does.
+        """
         if math.isinf(noise_multiplier):
             return 0.0
-        spent = [*self.beside, self._with(noise_multiplier)]
+        spent = [
+            dataclasses.replace(own, noise_multiplier=_MARGIN * own.noise_multiplier)
+            for own in self.beside
+        ]
+        spent.append(self._with(noise_multiplier))
         return accountant.composed_epsilon(spent, self.delta)
 
     def curve(self, noise_multiplier: float) -> TradeOff:
@@ -187,12 +196,10 @@ def largest_refuted(refuted: Callable[[float], bool], noise_multiplier: float) -
         low, high = high, 2 * high
         if high > _MOST_NOISE:
             return math.inf
-    while high > 1.0009 * low:
+    while high > 1.0008 * low:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if refuted(middle) else (middle, high)
-    # PLD's ε is rounded up. Where the trade-off curve is nearly exact, 1e-5 more noise
-    # makes up for it.
-    return 1.0001 * high
+    return _MARGIN * high
 
 
 def models_needed(epsilon: float, *, delta: float, confidence: float) -> int:
