@@ -125,6 +125,14 @@ def test_images_that_are_not_finite_are_counted_and_refused(number):
     check_examples(subset(source, [0, 4]), None)
 
 
+def test_what_a_loss_may_mask_is_left_to_it():
+    data = labelled().tree | {"target": np.full((5, 2, 2), np.nan, np.float32)}
+    check_examples(ArraySource(data), classifying())
+    narrow = data | {"image": np.full((5, 2, 2, 1), np.nan, jnp.bfloat16)}
+    with pytest.raises(ValueError, match="has NaN or infinity in 5 of 5 examples"):
+        check_examples(ArraySource(narrow), classifying())
+
+
 @pytest.mark.parametrize("label", [-1, 3])
 def test_training_labels_of_no_class_are_counted_and_refused(label):
     source = labelled(label=([1, 4], label))
@@ -135,7 +143,10 @@ def test_training_labels_of_no_class_are_counted_and_refused(label):
 
 
 def test_a_run_checks_its_examples_before_it_is_made(tmp_path):
-    data = {"x": np.full((20, 3, 1), np.nan, np.float32), "y": np.zeros(20, np.int32)}
+    data = {
+        "x": np.full((20, 3, 1, 1), np.nan, np.float32),
+        "y": np.zeros(20, np.int32),
+    }
     with pytest.raises(ValueError, match="has NaN or infinity in 20 of 20 examples"):
         run(tmp_path / "run", data=data)
     assert not (tmp_path / "run").exists()

@@ -79,15 +79,17 @@ def check_examples(
 ) -> None:
     """Refuse images and features in memory that are not finite, and labels of no class.
 
-    The first would add nothing to the model, and the others pull it to another class.
-    The numbers of other leaves are left to the loss, which may mask them.
+    The first would add nothing to the model, and the others, −1 too, pull it to another
+    class. Images are floats with four axes or more, and what is called so. The numbers
+    of other leaves are left to the loss, which may mask them.
     """
     base, rows = unfolded(source)
     if not isinstance(base, ArraySource):
         return
     for path, leaf in jax.tree_util.tree_leaves_with_path(base.tree):
         name, wrong = f"data{jax.tree_util.keystr(path)}", 0
-        if leaf.dtype.kind == "f" and (leaf.ndim > 2 or name in _INPUTS):
+        floats = jnp.issubdtype(leaf.dtype, jnp.floating)
+        if floats and (leaf.ndim > 3 or name in _INPUTS):
             for start in range(0, len(rows), _ROWS):
                 part = leaf[rows[start : start + _ROWS]]
                 finite = np.isfinite(part).reshape(len(part), -1)
