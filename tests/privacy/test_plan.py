@@ -102,6 +102,9 @@ def test_a_large_delta_is_warned_about():
 
 def test_too_few_examples_for_the_noise_are_warned_about():
     few = Plan.solve(4, batch_size=4, steps=60, epsilon=8.0).mechanism
+    several = few_warning(few, 4, None, "person")
+    assert several is not None
+    assert several.startswith("4 persons are few for this much noise: half of them add")
     warning = few_warning(few, 4, 2)
     assert warning is not None
     assert warning.startswith("4 examples of 2 classes are few for this much noise")

@@ -93,7 +93,7 @@ def _train(
     warned_of = typed and budget.delta * public < 1  # else training warns of it
     if warned_of and (text := delta_warning(budget.delta, public)):
         warnings.warn(text, stacklevel=2)
-    classes = 2 if recipe.multi_label else len(prepared.dataset.classes)
+    classes = None if recipe.multi_label else len(prepared.dataset.classes)
     unit = "person" if recipe.unit == "group" else "example"
     if text := few_warning(mechanism, public, classes, unit):
         warnings.warn(text, stacklevel=2)

@@ -216,20 +216,24 @@ def delta_warning(delta: float, examples: int) -> str | None:
 
 
 def few_warning(
-    mechanism: Mechanism, examples: int, classes: int, unit: str = "example"
+    mechanism: Mechanism, examples: int, classes: int | None, unit: str = "example"
 ) -> str | None:
     """Return that so few examples may teach little, as a sentence; else None.
 
     Compared are the most that the examples of an average class can add in a run, if all
-    their gradients agree, and the noise in that direction.
+    their gradients agree, and the noise in that direction. Where each has any number of
+    labels, and `classes` is None, half of all are compared.
     """
-    signal = math.sqrt(2) * tan.eta(mechanism) * examples / classes
+    signal = math.sqrt(2) * tan.eta(mechanism) * examples / (classes or 2)
     if signal >= _FAINT:
         return None
+    of, those = f" of {classes} classes", "those of one class"
+    if classes is None:
+        of, those = "", "half of them"
     return (
-        f"{examples} {unit}s of {classes} classes are few for this much noise: those "
-        f"of one class add at most {signal:.2g} times the noise, and below "
-        f"{_FAINT:g} times a model may learn little; use more {unit}s, or a larger ε"
+        f"{examples} {unit}s{of} are few for this much noise: {those} add at most "
+        f"{signal:.2g} times the noise, and below {_FAINT:g} times a model may learn "
+        f"little; use more {unit}s, or a larger ε"
     )
 
 

@@ -315,7 +315,7 @@ def few(config: _Fields, result: _Fields) -> str | None:
     if not classes:
         return None
     spent = Mechanism(**{name: result[name] for name in _MECHANISM})
-    kinds = 2 if config.get("multi_label") else classes
+    kinds = None if config.get("multi_label") else classes
     text = few_warning(spent, result["examples"], kinds, unit(result))
     return text and f"{text}."
 
