@@ -209,7 +209,7 @@ def load(
     if classes is not None:
         dataset = _with_classes(dataset, tuple(classes))
     dataset = _parted(dataset, validation_examples, train_examples)
-    if name == "folder" and features_from is None:
+    if name == "folder" and not (features_from or validation_examples):
         warn_of_copies(dataset.train, dataset.test)
     # By name: the protocol of sources, which others implement too, has no origin.
     setattr(dataset.train, "origin", dataset.origin)  # noqa: B010

@@ -291,7 +291,7 @@ def subset(source: Source, indices: np.ndarray | Sequence[int]) -> Source:
 def warn_of_copies(train: Source, test: Source) -> None:
     """Warn of test images that are training images, too, if all are in memory.
 
-    No file of a run holds their number, and no image is named.
+    No image is named, and no file of a run holds their number, which no ε covers.
     """
     digests = []
     for source in (train, test):
@@ -299,7 +299,9 @@ def warn_of_copies(train: Source, test: Source) -> None:
         if train is test or not isinstance(base, ArraySource):
             return
         images = base.tree["image"]
-        digests.append([hashlib.blake2b(images[row]).digest() for row in rows])
+        digests.append(
+            [hashlib.blake2b(images[row].tobytes()).digest() for row in rows]
+        )
     trained = {*digests[0]}
     if copies := sum(each in trained for each in digests[1]):
         warnings.warn(
