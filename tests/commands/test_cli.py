@@ -107,6 +107,7 @@ def test_help_is_short_and_all_of_it_is_there(capsys, words):
         ),
         (["account", "limit", "--epsilon=4,5"], "must be a number: write 4.5"),
         (["plan", "--examples", "50,000"], "must be a whole number: write 50000"),
+        (["plan", "--epsilon", "1,500"], "a number: write 1500 or write 1.500"),
         (["train", "--steps", "3.5"], "--steps (='3.5') must be a whole number"),
         (["train", "--class-weights", "ill"], "a number for each class: such as"),
         (["train", "--class-weights", "ill", "x"], "must be a number after each name"),

@@ -169,9 +169,9 @@ def _require_numbers(words: Sequence[str], *kinds: type) -> None:
 def _require_number(flag: str, value: str, kind: type, what: str) -> None:
     if not _is(kind, value):
         thousands = re.fullmatch(r"\d{1,3}(,\d{3})+", value)
-        whole = kind is int and thousands
-        plain = value.replace(",", "" if whole else ".")
-        remedy = f"write {plain}" if "," in value and _is(kind, plain) else ""
+        ways = [value.replace(",", "")] if thousands else []
+        ways += [value.replace(",", ".")] if value.count(",") == 1 else []
+        remedy = " or ".join(f"write {way}" for way in ways if _is(kind, way))
         validate.refuse(flag, value, f"must be {what}", remedy)
 
 

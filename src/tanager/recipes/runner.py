@@ -155,7 +155,8 @@ def saying_how_to_skip(recipe: Recipe) -> Iterator[None]:
             raise
         raise UnreadableImages(
             f"{error}. --unreadable skip is for images that are read as they are "
-            "needed: give --stream True and --image-size too, or remove these images"
+            "needed, never for test images: give --stream True and --image-size too, "
+            "or remove these images"
         ) from error
 
 
