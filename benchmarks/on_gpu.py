@@ -10,8 +10,9 @@ clip a layer takes; and the TAN paper's WRN-16-4 on CIFAR-10 (Table 5, last row,
 0.5 %).
 
 XLA takes a minute and more for one program on a GPU, and that leaves the card idle. So
-all that is timed runs twice: once at the same time as everything else, tests too, to
-compile; and then alone, with the programs that JAX has kept in OUT-programs.
+what is timed runs twice: several parts at a time to compile, the essential ones while
+the tests run; and then each alone, with the programs that JAX has kept in OUT-programs.
+XLA chose the kernels of those while others used the card.
 
 --minutes is kept: a part gets its own limit or what is left, whichever is less. For
 what had no time, or too little, give the same command again.
