@@ -367,16 +367,19 @@ def main(words: Sequence[str] | None = None) -> int:
         return [part for part in some if ended.get(part.name, {}).get("code") != 0]
 
     for kind in kinds:
+        ran: dict[str, dict[str, Any]] = {}
         left = end - time.monotonic()
         if kind[0].name != "training" and waiting(kind) and left > 0:
             print(
                 f"compiling for {len(waiting(kind))} parts, {left:.0f} s left",
                 flush=True,
             )
-            found = prepare(waiting(kind), _TO_PREPARE * left, options)
-            for name, each in found.items():
-                note(name, each)
+            ran = prepare(waiting(kind), _TO_PREPARE * left, options)
+            for name, found in ran.items():
+                note(name, found)
         for part in waiting(kind):
+            if part.name in ran:  # and failed: once is enough
+                continue
             left = end - time.monotonic()
             if left <= 0:
                 print(
