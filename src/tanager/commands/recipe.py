@@ -181,8 +181,12 @@ def _print(shown: dict[str, Any]) -> None:
         from tanager.training.estimate import duration
 
         seconds = 3600 * cost["hours"]
-        time = "less than a second" if seconds < 1 else f"about {duration(seconds)}"
-        time = time if seconds < 3600 else f"{cost['hours']:.2g} hours"
+        if seconds < 1:
+            time = "less than a second"
+        elif seconds < 3600:
+            time = f"about {duration(seconds)}"
+        else:
+            time = f"{cost['hours']:.2g} hours"
         console.print(
             f"\n{cost['parameters']:,} parameters; {cost['flops']:.2g} operations, "
             f"{time} on one {cost['gpu']} that sustains "

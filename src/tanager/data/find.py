@@ -341,7 +341,7 @@ def _class_folders(folder: Path, wanted: Wanted) -> Found | None:
             f"name the folders {', '.join(wanted.classes)}",
         )
     shape = wanted.shape or (1, 1, 3)
-    halves = [train, test][: 2 - alone]
+    halves = [train] if alone else [train, test]
     sources = [FolderSource(half, shape, exact) for half in halves]
     if grouped:
         for source, half in zip(sources, halves, strict=True):

@@ -49,8 +49,8 @@ class Layout:
             forms in `tanager.data.label_sets`.
         uncertain: what a label of −1 counts as, if it is not how 0 is written: "absent"
             or "present"; "refuse" reads no such file.
-        hold_out: without test images, hold out about a fifth for testing; False takes
-            all images as both, of which later choices may take fewer to train.
+        hold_out: without test images, hold out about a fifth for testing. With False,
+            all images are test images, and training images too.
 
     Raises:
         ValueError: labels come from two places, `default_side` is below 1, or
