@@ -1,5 +1,7 @@
 import json
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -94,6 +96,38 @@ def test_a_pass_cut_off_goes_on_where_it_stopped(tmp_path, monkeypatch):
         found.tree["features"], whole.tree["features"], rtol=1e-5, atol=1e-6
     )
     np.testing.assert_array_equal(found.tree["label"], whole.tree["label"])
+
+
+def test_of_two_processes_one_computes_and_the_other_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.01)
+    begun, seen = threading.Event(), threading.Event()
+
+    class Held(Counting):
+        def gather(self, indices):
+            if len(self.read) == 2:  # the first that it computes on
+                begun.set()
+                assert seen.wait(60)
+            return super().gather(indices)
+
+    def compute(source, progress):
+        return cache_features(
+            of_example, model(), source, tmp_path / "f", progress=progress
+        )
+
+    shown, waiting = [], Counting(data())
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(compute, Held(data()), lambda done, total: None)
+        assert begun.wait(60)
+
+        def show(done, total):
+            shown.append(done)
+            seen.set()
+
+        second = compute(waiting, show)
+        same = np.array_equal(second.tree["features"], first.result().tree["features"])
+    assert same
+    assert len(waiting.read) == 2
+    assert (shown[0], shown[-1]) == (0, N)
 
 
 def test_features_that_could_mix_examples_are_refused(tmp_path):

@@ -4,6 +4,7 @@ Without augmentation every step would push the same images through the same froz
 layers. Here they go through once, into a file that later runs read instead.
 """
 
+import contextlib
 import math
 import os
 import shutil
@@ -17,6 +18,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from filelock import FileLock, Timeout
 from jaxtyping import Array, PyTree
 from numpy.typing import DTypeLike
 
@@ -34,6 +36,7 @@ from tanager.training import fingerprint
 
 
 _SAVE_SECONDS = 5.0
+_LOOK_SECONDS = 1.0
 
 
 def cache_features(
@@ -48,8 +51,9 @@ def cache_features(
     """Compute the features of every example, or read those that are there.
 
     The folder also holds fingerprints of the weights, the function and the data. A pass
-    that was interrupted resumes where it stopped. Features of private examples are as
-    private as the examples: only its owner can read the folder.
+    that was interrupted resumes where it stopped. Of several processes, one computes
+    and the others wait. Features of private examples are as private as the examples:
+    only its owner can read the folder.
 
     Args:
         features: ``features(model, example) -> float[...]`` for ONE example, whatever
@@ -91,24 +95,26 @@ def cache_features(
         "shape": list(shape),
     }
     of_labels = (examples, *np.shape(one["label"]))
-    done = _begin(place, made_of, of_labels)
-    values = _opened(place / "features.npy", shape, np.float32, "r+")
-    labels = _opened(place / "labels.npy", of_labels, np.int32, "r+")
     compute = jit(jax.vmap(of_example, (None, 0)))
-    saved = time.monotonic()
-    progress(done, examples)
-    size = min(physical_batch_size, examples)
-    batches = pack(np.arange(done, examples), size)
-    for rows, labelled, found in _ahead(compute, arrays, source, batches):
-        values[rows] = found
-        labels[rows] = labelled
-        done += len(rows)
+    make_folder(place, "features", 0o700)
+    with _alone(place, lambda done: progress(done, examples)):
+        done = _begin(place, made_of, of_labels)
+        values = _opened(place / "features.npy", shape, np.float32, "r+")
+        labels = _opened(place / "labels.npy", of_labels, np.int32, "r+")
+        saved = time.monotonic()
         progress(done, examples)
-        if time.monotonic() - saved > _SAVE_SECONDS or done == examples:
-            values.flush()
-            labels.flush()
-            write_json(place / "features.json", {**made_of, "done": done})
-            saved = time.monotonic()
+        size = min(physical_batch_size, examples)
+        batches = pack(np.arange(done, examples), size)
+        for rows, labelled, found in _ahead(compute, arrays, source, batches):
+            values[rows] = found
+            labels[rows] = labelled
+            done += len(rows)
+            progress(done, examples)
+            if time.monotonic() - saved > _SAVE_SECONDS or done == examples:
+                values.flush()
+                labels.flush()
+                write_json(place / "features.json", {**made_of, "done": done})
+                saved = time.monotonic()
     return ArraySource(
         {
             "features": _opened(place / "features.npy", shape, np.float32, "r"),
@@ -134,6 +140,21 @@ def _ahead(
             yield indices[mask], np.asarray(batch["label"])[mask], made[mask]
 
 
+@contextlib.contextmanager
+def _alone(place: Path, progress: Callable[[int], None]) -> Iterator[None]:
+    """Wait until no other process computes there; show how far that one is."""
+    lock = FileLock(place / "features.lock", fallback_to_soft=False)
+    while not lock.is_locked:
+        with contextlib.suppress(Timeout):
+            lock.acquire(timeout=_LOOK_SECONDS)
+        if not lock.is_locked and (record := place / "features.json").exists():
+            progress(read_record(record, {"done": int}, "delete the folder")["done"])
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def _begin(place: Path, made_of: dict[str, Any], of_labels: tuple[int, ...]) -> int:
     """Make the files, or check whose they are; return how many examples are done."""
     record = place / "features.json"
@@ -148,7 +169,6 @@ def _begin(place: Path, made_of: dict[str, Any], of_labels: tuple[int, ...]) -> 
             refuse_file(record, "records too many examples", "delete the folder")
         return found["done"]
     shape = tuple(made_of["shape"])
-    make_folder(place, "features", 0o700)
     os.chmod(place, 0o700)
     needed = 4 * (math.prod(shape) + math.prod(of_labels))
     free = shutil.disk_usage(place).free
