@@ -167,6 +167,23 @@ def _what_nobody_looks_at_is_left_out(request):
 
 
 @pytest.fixture
+def stops_when_charged(monkeypatch):
+    """Runs are charged and then stop: little of them is compiled."""
+    from tanager.training import beginning, charging, loop
+    from tanager.training.estimate import Estimate
+
+    charge = charging.charge
+
+    def charge_and_stop(*given):
+        charge(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(charging, "charge", charge_and_stop)
+    monkeypatch.setattr(beginning, "try_out", lambda *_: None)
+    monkeypatch.setattr(loop, "_estimate", lambda *_: Estimate(1, 1.0, 0, 0.0, 10**9))
+
+
+@pytest.fixture
 def no_audit_pictures(monkeypatch):
     if not FULL:
         monkeypatch.setattr("tanager.report.audit_page._figures", lambda *_: [])

@@ -23,6 +23,7 @@ from tanager.commands.audit import methods
 from tanager.commands.audit.progress import ModelsProgress
 from tanager.data import Dataset, as_source
 from tanager.models.pretrained import save_weights
+from tanager.report import audit_figures
 from tanager.seed import Seed
 
 
@@ -33,6 +34,7 @@ WORDS = [*WORDS.split(), "--model", "linear"]
 
 @pytest.mark.slow
 def test_an_audit_tells_its_bound_and_goes_on(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(audit_figures, "_POINTS", 2)
     words = [*WORDS, "--out", str(tmp_path / "audit")]
     assert main([*words, "--json"]) == 0
     printed = capsys.readouterr().out

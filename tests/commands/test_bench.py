@@ -19,7 +19,7 @@ STEP = ["bench", "step", *SMALL, "--physical-batch", "4", "--repeats", "2"]
 
 
 def test_json_of_a_step_has_every_field(capsys):
-    words = [*STEP, "--examples", "3", "--breakdown", "--json"]
+    words = [*STEP, "--examples", "3", "--json"]
     assert main(words) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
@@ -28,14 +28,12 @@ def test_json_of_a_step_has_every_field(capsys):
     for row in record["rows"]:
         assert set(row) == {
             *("strategy", "seconds", "seconds_spread", "examples_per_second"),
-            *("ratio_to_sgd", "temp_bytes", "compile_seconds", "traces"),
-            *("error", "breakdown"),
+            *("ratio_to_sgd", "temp_bytes", "compile_seconds", "traces", "error"),
         }
         assert row["traces"] == 1
         assert row["examples_per_second"] == pytest.approx(3 / row["seconds"])
     assert record["rows"][0]["ratio_to_sgd"] == 1
     assert record["update"]["seconds"] > 0
-    assert record["notes"][0].startswith("backward: the plain gradient minus forward")
     assert record["workload"]["image_shape"] == [6]
     assert (record["physical_batch"], record["examples"]) == (4, 3)
     assert {"cpu", "cores", "platform", "device"} <= set(record["machine"])
@@ -47,14 +45,19 @@ def test_json_of_a_step_has_every_field(capsys):
 
 
 def test_the_table_has_a_line_for_each_strategy(capsys):
-    assert main([*STEP, "--strategies", "per_example", "--breakdown"]) == 0
+    words = [*STEP, "--strategies", "per_example", "--breakdown"]
+    assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[0] == "strategy"
     assert lines[1].split()[0] == "per_example"
     assert " — " in lines[1]  # no SGD, no ratio
     assert lines[2].startswith("noisy update, once for each logical batch: ")
     assert any("clip" in line for line in lines[3:])
-    assert any(line.startswith("backward: the plain gradient minus") for line in lines)
+    assert main([*words, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["notes"][0].startswith("backward: the plain gradient minus forward")
+    assert record["notes"][0] in lines
+    assert len(record["rows"][0]["breakdown"]) == 4
 
 
 def test_a_section_below_zero_has_a_note():

@@ -20,8 +20,8 @@ SPLIT = ("train", "test")
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "digits"
-    words = ["train", "digits", "--model", "linear", "--steps", "4", "--out"]
-    assert main([*words, str(folder)]) == 0
+    words = ["train", "digits", "--model", "linear", "--steps", "4"]
+    assert main([*words, "--noise-multiplier", "2", "--out", str(folder)]) == 0
     return folder
 
 
@@ -307,6 +307,7 @@ def trained_on(folder, out, *more):
     words = ["train", "folder", "--data", folder, "--labels", folder / "of.csv"]
     words += ["--model", "linear", "--steps", "1", "--batch-size", "2", "--delta"]
     words += ["0.01", "--account", "none", "--label-column", "kind", "--out", out]
+    words += ["--noise-multiplier", "2"]
     assert main([*map(str, words), *more]) == 0
     return out
 

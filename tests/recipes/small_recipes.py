@@ -48,7 +48,9 @@ def one_of_each(entries):
                 family = "vit"
         elif family in ("nf", "nfnet"):
             family = "wrn"  # their last layers are alike, and `tests/models` runs them
-        kind = family, recipe.head, recipe.fine_tune, recipe.non_private
+        # A whole network is trained without privacy by `test_fine_tuning`.
+        non_private = recipe.non_private and recipe.fine_tune != "all"
+        kind = family, recipe.head, recipe.fine_tune, non_private
         marks = [pytest.mark.full] if kind in seen else []
         marked.append(pytest.param(entry, id=entry.name, marks=marks))
         seen.add(kind)

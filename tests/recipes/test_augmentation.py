@@ -26,7 +26,8 @@ def test_every_augmentation_of_a_recipe_exists():
 def test_views_of_a_part_of_the_image_train_and_vote(tmp_path, images):
     words = (
         "--model linear --strategy bk --batch-size 8 --steps 2 --flip "
-        "--augmentation-multiplicity 2 --crop-size 12 --evaluate-every 1 --seed 1"
+        "--augmentation-multiplicity 2 --crop-size 12 --evaluate-every 1 --seed 1 "
+        "--noise-multiplier 2"
     )
     data = ["--data", str(images), "--out", str(tmp_path / "run")]
     command = ["train", "folder", *words.split(), *data]
@@ -51,7 +52,7 @@ def test_views_of_a_part_of_the_image_train_and_vote(tmp_path, images):
 def test_a_vote_is_in_the_metrics(tmp_path):
     words = (
         "--model linear --strategy bk --crop-padding 1 --test-views 2 --steps 2 "
-        "--evaluate-every 1 --seed 1"
+        "--evaluate-every 1 --seed 1 --noise-multiplier 2"
     )
     assert main(["train", *words.split(), "--out", str(tmp_path / "run")]) == 0
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()

@@ -188,7 +188,8 @@ def pretrained(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "solver"), [("0.3", "class-means"), ("9", "dp-sgd")]
+    ("epsilon", "solver"),
+    [("0.3", "class-means"), pytest.param("9", "dp-sgd", marks=pytest.mark.full)],
 )
 def test_a_run_spends_what_it_says_and_its_export_predicts(
     pretrained, tmp_path, capsys, epsilon, solver

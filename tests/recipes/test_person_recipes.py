@@ -25,8 +25,8 @@ def folder(tmp_path):
 def command(folder, out, *more):
     return [
         *("train", "folder", "--data", str(folder), "--model", "linear"),
-        *("--steps", "2", "--epsilon", "3", "--batch-size", "9", "--out", str(out)),
-        *("--delta", "0.001", *more),
+        *("--steps", "2", "--noise-multiplier", "2", "--batch-size", "9"),
+        *("--out", str(out), "--delta", "0.001", *more),
     ]
 
 

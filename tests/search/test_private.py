@@ -236,7 +236,8 @@ def test_neither_output_nor_times_nor_caches_tell_the_number_of_runs(
     words = ["search", "digits", "--private", "--trials", "2", "--steps", "2"]
     words += ["--strategy", "bk", "--vary", "learning-rate=0.5,1", "--model", "linear"]
     # Each run warns of so large an ε and δ.
-    words += ["--epsilon", "40", "--delta", "0.01"]
+    words += ["--epsilon", "40", "--delta", "0.01", "--batch-size", str(LEFT)]
+    words += ["--validation-examples", str(HELD_OUT)]
     seen = []
     for number in (1, 2):
         made, out = [], tmp_path / str(number)
