@@ -201,7 +201,7 @@ def test_an_account_without_data_is_named_by_its_file_alone(said, tmp_path):
     assert code == 2 and "delta (=0.0) must be strictly between 0 and 1" in errors
     # A limit says nothing of the unit, and commands read an account of any.
     account = Account(tmp_path / "new", unit="person")
-    account.charge(Charge("run", "", "", 1e-5, (Mechanism(0.1, 2.0, 5),)))
+    account.charge(Charge("run", "", "", 1e-5, (Mechanism(1.0, 9.0, 5),)))
     words = "account limit --epsilon 5 --delta 1e-5 --account new"
     assert ", for each person\n" in said(words)[1]
     recipe = dataclasses.replace(recipes.get("digits").recipe, account="new")

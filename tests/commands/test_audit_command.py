@@ -27,7 +27,7 @@ from tanager.report import audit_figures
 from tanager.seed import Seed
 
 
-WORDS = "audit digits --steps 20 --noise-multiplier 1 --strategy bk --batch-size 150 "
+WORDS = "audit digits --steps 4 --noise-multiplier 1 --strategy bk --batch-size 1437 "
 WORDS += "--canaries 600 --audited-examples 32 --physical-batch-size 64 --seed 1 "
 WORDS = [*WORDS.split(), "--model", "linear"]
 

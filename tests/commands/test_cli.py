@@ -21,7 +21,7 @@ from tanager.training.estimate import Estimate
 
 
 SHORT = ["train", "digits", "--model", "linear", "--steps", "2", "--strategy", "bk"]
-SHORT += ["--noise-multiplier", "2", "--batch-size", "64", "--out"]
+SHORT += ["--noise-multiplier", "0.8", "--batch-size", "64", "--out"]
 
 
 def test_version_and_help(capsys):

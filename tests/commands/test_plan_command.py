@@ -74,7 +74,7 @@ def test_noise_that_is_typed_as_it_was_shown_keeps_the_budget(capsys, words):
 
 
 def test_the_table_marks_what_was_solved_for_and_warns(capsys):
-    arguments = "--examples 50000 --steps 100 --noise-multiplier 0.5 --epsilon 8"
+    arguments = "--examples 50000 --steps 2500 --noise-multiplier 0.5 --epsilon 8"
     plan.run([*arguments.split(), "--adjacency", "replace-one"])
     text = " ".join(capsys.readouterr().out.split())
     assert re.search(r"batch size B \d+ ← solved for", text)

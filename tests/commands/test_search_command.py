@@ -346,12 +346,12 @@ def test_a_limit_must_have_room_for_simulations_and_winner(
     tmp_path, capsys, monkeypatch
 ):
     account, out = Account(tmp_path / "account"), tmp_path / "t"
-    account.set_limit(9.0, 1e-5)  # two simulations and a run of the best spend 8.33
+    account.set_limit(8.0, 1e-5)  # two simulations and a run of the best spend 7.72
     monkeypatch.setattr(
         experiments, "work_through", lambda every, *_: [GONE for _ in every]
     )
     words = "search budget digits --model linear --epsilon 4 --noise-multiplier None "
-    words += "--delta 1e-5 --batch-size 1437 --steps 4 --simulation-batch-size 1294 "
+    words += "--delta 1e-5 --batch-size 256 --steps 4 --simulation-batch-size 200 "
     words += f"--vary steps=2,4 --account {account.path} --out {out} --winner-repeats "
     diverged = "none of 2 settings got a held-out example right"
     assert main([*words.replace(str(out), f"{out}1").split(), "1"]) == 2
@@ -361,8 +361,8 @@ def test_a_limit_must_have_room_for_simulations_and_winner(
     error = capsys.readouterr().err
     assert diverged not in error
     assert not out.exists()
-    told = "has a limit of ε = 9 at δ = 1e-05, of which 0 is spent, and with all "
-    assert f"{told}simulations and then the runs of the best 11.02 would be" in error
+    told = "has a limit of ε = 8 at δ = 1e-05, of which 0 is spent, and with all "
+    assert f"{told}simulations and then the runs of the best 8.624 would be" in error
     assert error.count("\n") == 1
     command = re.search("`tanager (account limit .*)`", error)
     assert command and main(command[1].split()) == 0
