@@ -1,4 +1,4 @@
-"""What runs of one file share: to compile takes most of their time.
+"""What runs share: compiled programs in a file, and the folders of a few runs.
 
 Across processes nothing is shared: `test_killed_for_real_it_goes_on_bit_identically`.
 """
@@ -8,6 +8,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
+from runs import Killed, dies_at_evaluation, in_place_of, run
 
 from switch import FULL
 from tanager.training import loop
@@ -47,3 +48,46 @@ def _runs_share_programs():
             patch.setattr(loop, "Step", remembered)
         yield
     STEPS.clear()
+
+
+FOLDERS = {}
+
+
+def made_once(folders, name, make):
+    """Return what `make` returned and its folder, for all files of a process."""
+    if name not in FOLDERS:
+        out = folders.mktemp(name) / "run"
+        FOLDERS[name] = make(out), out
+    return FOLDERS[name]
+
+
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory):
+    """A complete run of seed 5: what it returned, and its folder, not to be changed."""
+    return made_once(tmp_path_factory, "seeded", lambda out: run(out, seed=5))
+
+
+@pytest.fixture(scope="module")
+def first_complete(tmp_path_factory):
+    return made_once(tmp_path_factory, "complete", run)
+
+
+@pytest.fixture
+def complete(first_complete, tmp_path):
+    """The folder of a complete run of its own secret."""
+    return in_place_of(first_complete[1], tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def first_dead(tmp_path_factory):
+    def dies(out):
+        with pytest.raises(Killed):
+            run(out, evaluate=dies_at_evaluation(1))
+
+    return made_once(tmp_path_factory, "dead", dies)[1]
+
+
+@pytest.fixture
+def dead(first_dead, tmp_path):
+    """The folder of a run that died at its first evaluation."""
+    return in_place_of(first_dead, tmp_path / "run")

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import optax.contrib
 import pytest
-from test_loop import examples, first_params, loss, run
+from runs import examples, first_params, loss, run
 
 from tanager.data import ArraySource, subset
 from tanager.parallel import hosts
@@ -240,9 +240,21 @@ def test_a_complete_run_does_not_evaluate_once_more(tmp_path):
     assert len(calls) == 2
 
 
-def test_a_batch_of_less_than_one_example_is_warned_of():
-    with pytest.warns(UserWarning, match=r"batch size is 0.6, below one example"):
-        run(mechanism=Mechanism(0.01, 1.2, 3))
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"delta": 0.02}, r"delta \(0.02\) is not below 1/N \(0.0167\)"),
+        ({"mechanism": Mechanism(0.01, 1.2, 3)}, "size is 0.6, below one example"),
+    ],
+    ids=["a large delta", "a batch of less than one example"],
+)
+def test_settings_that_protect_or_learn_little_are_warned_of(changes, message):
+    """Before the first step, which this evaluation prevents."""
+    with (
+        pytest.warns(UserWarning, match=message),
+        pytest.raises(ValueError, match="must return an Evaluation"),
+    ):
+        run(evaluate=lambda params: 0.5, **changes)
 
 
 @pytest.mark.parametrize(

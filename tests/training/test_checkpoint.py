@@ -1,7 +1,9 @@
-"""A checkpoint that was damaged on the disk is never resumed."""
+"""A checkpoint is written whole; one that was damaged on the disk is never resumed."""
 
+import gc
 import hashlib
 import os
+import resource
 import shutil
 from unittest.mock import Mock
 
@@ -12,6 +14,12 @@ import pytest
 
 from switch import FULL
 from tanager.training.checkpoint import Checkpoints, _damage
+
+
+# Event loops that orbax leaves behind say so whenever they are collected.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 
 
 STATE = {"w": jnp.arange(50.0), "b": jnp.ones(3)}
@@ -103,3 +111,51 @@ def test_what_cannot_be_read_is_not_deleted(written, tmp_path, monkeypatch, faul
     checkpoints.close()
     assert files(folder) == before
     assert restored is not None and restored[0] == 2
+
+
+def test_a_checkpoint_that_cannot_be_written_is_one_message(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(1, STATE)
+
+    def full(*arguments, **options):
+        raise ValueError("RESOURCE_EXHAUSTED: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints._manager, "save", full)
+        with pytest.raises(OSError, match="the checkpoint of step 2 cannot be written"):
+            checkpoints.save(2, STATE)
+    restored = checkpoints.restore(STATE)
+    checkpoints.close()
+    assert restored is not None
+    assert restored[0] == 1
+
+
+def test_a_full_disk_is_told_of_without_stacks_of_others(tmp_path, capfd):
+    noise = np.random.default_rng(0).normal(size=100_000)
+    state = {str(n): jnp.asarray(noise, jnp.float32) for n in range(20)}
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, before[1]))
+    try:
+        with pytest.raises(OSError, match="the checkpoint of step 1 cannot be written"):
+            checkpoints.save(1, state)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        checkpoints.close()
+    gc.collect()
+    assert capfd.readouterr().err == ""
+
+
+def test_for_want_of_memory_no_checkpoint_is_deleted(tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(1, STATE)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints._manager, "restore", full)
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            checkpoints.restore(STATE)
+    restored = checkpoints.restore(STATE)
+    checkpoints.close()
+    assert restored is not None and restored[0] == 1

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from PIL import Image
-from test_loop import MECHANISM, examples, loss, predict, run, same
+from runs import MECHANISM, examples, loss, predict, run, same
 
 from tanager import data
 from tanager.data import ArraySource, UnreadableExample

@@ -1,0 +1,106 @@
+"""Small runs of softmax regression, of the same objects: they share their programs."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from parts import train
+from tanager.privacy.mechanism import Mechanism
+from tanager.training.evaluate import Classification
+
+
+N, FEATURES, CLASSES = 60, 4, 3
+
+
+MECHANISM = Mechanism(sample_rate=0.4, noise_multiplier=1.2, steps=12)
+
+
+def examples(rows=N, seed=0):
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, CLASSES, rows).astype(np.int32)
+    centres = np.eye(CLASSES, FEATURES)
+    x = centres[labels] + 0.2 * random.normal(size=(rows, FEATURES))
+    return {"x": x.astype(np.float32), "label": labels}
+
+
+def predict(params, example):
+    return params["w"] @ example["x"] + params["b"]
+
+
+def loss(params, example):
+    return optax.softmax_cross_entropy_with_integer_labels(
+        predict(params, example), example["label"]
+    )
+
+
+def first_params():
+    return {"w": jnp.zeros((CLASSES, FEATURES)), "b": jnp.zeros(CLASSES)}
+
+
+# Runs of the same objects share their programs (`conftest`).
+OPTIMIZER = optax.sgd(2.0, momentum=0.5)
+
+
+EVALUATE = Classification(predict, examples(30, 1), ("a", "b", "c"))
+
+
+def run(out=None, **changes):
+    settings = {
+        "loss": loss,
+        "params": first_params(),
+        "data": examples(),
+        "mechanism": MECHANISM,
+        "delta": 1e-3,
+        "optimizer": OPTIMIZER,
+        "out": out,
+        "physical_batch_size": 16,
+        "evaluate": EVALUATE,
+        "evaluate_every": 4,
+        "checkpoint_seconds": 1e6,
+        "strategy": "per_example",  # traced in half of the time
+        "progress": False,
+    }
+    return train(**settings | changes)
+
+
+class Killed(Exception):
+    """Stands for a process that dies."""
+
+
+def dies_at_evaluation(count):
+    """An evaluator that dies at its n-th call after the one before the first step."""
+    calls = []
+
+    def evaluate(params):
+        calls.append(1)
+        if len(calls) == count + 1:
+            raise Killed
+        return EVALUATE(params)
+
+    return evaluate
+
+
+def contents(folder):
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder): path.read_bytes() for path in files}
+
+
+def same(one, two):
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True)
+    return all(np.array_equal(a, b) for a, b in pairs)
+
+
+def in_place_of(run, out):
+    """Copy a run, as if it had been made there."""
+    shutil.copytree(run, out)
+    file = out / "private/seed.json"
+    kept = json.loads(file.read_text())
+    file.write_text(json.dumps(kept | {"place": str(out)}))
+    return out
+
+
+LONGER = {"seed": 11, "mechanism": Mechanism(0.4, 1.2, 30), "strategy": "bk"}
