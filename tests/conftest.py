@@ -44,7 +44,7 @@ SHAPED = {"clipping", "data", "models"}
 # there, at the ε of persons with several images.
 NOT_LOOKED_AT = {"audit", "commands", "privacy", "recipes", "search", "training", "use"}
 NOT_LOOKED_AT |= {"test_adaptive", "test_pages"}
-NO_PERSONS = {"commands", "recipes", "search", "use"}
+NO_PERSONS = {"audit", "commands", "recipes", "search", "use"}
 
 
 def thinned(items):

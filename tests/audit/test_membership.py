@@ -38,7 +38,7 @@ def with_momentum(learning_rate):
     return optax.sgd(learning_rate, momentum=0.9)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def membership(regression):
     def audit(canaries=FAR, data=regression, **options):
         options = {"models": 400, "batch_size": 30, "epsilon": 6.0, "seed": 1} | options
@@ -53,7 +53,7 @@ def membership(regression):
 
 
 def test_bounds_are_between_nothing_and_the_claim(membership):
-    found = membership(**ONE, models=1000)
+    found = membership(**ONE, models=1000, models_at_once=250)
     assert found.setting == Setting(0.1, 1.0, 8, "far")
     assert found.tried == ()
     assert found.models == 1000
@@ -118,7 +118,13 @@ def test_phase_one_finds_the_canary_and_the_setting_that_tell_most(
     assert (charge.what, charge.mechanisms) == ("audit", (spent,))
 
 
-def test_all_that_takes_long_is_told_before_it_is_begun(membership, monkeypatch):
+TWO_PHASES = {**ONE, "steps": (4,), "learning_rates": (0.1, 0.2), "models": 40}
+TWO_PHASES |= {"models_at_once": 8, "sweep_models": 32}
+
+
+@pytest.fixture(scope="module")
+def whole(membership):
+    """What an audit in two phases found, and in which order it trained and told."""
     order = []
     train = ManyModels.train
 
@@ -126,11 +132,15 @@ def test_all_that_takes_long_is_told_before_it_is_begun(membership, monkeypatch)
         order.append("training")
         return train(self, *given)
 
-    monkeypatch.setattr(ManyModels, "train", trained)
-    monkeypatch.setattr("tanager.audit.membership.guess_update", lambda *_: 2.0)
-    options = {**ONE, "steps": (4,), "learning_rates": (0.1, 0.2), "models": 40}
-    options |= {"models_at_once": 8, "sweep_models": 32}
-    membership(**options, on_models=lambda *told: order.append(told))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ManyModels, "train", trained)
+        patch.setattr("tanager.audit.membership.guess_update", lambda *_: 2.0)
+        found = membership(**TWO_PHASES, on_models=lambda *told: order.append(told))
+    return found, order
+
+
+def test_all_that_takes_long_is_told_before_it_is_begun(whole):
+    order = [*whole[1]]
     one = "phase I, round 1 of 1"
     ready, *count, known = order.pop(0)
     assert (ready, *count) == ("getting ready", 0, 72)
@@ -192,7 +202,7 @@ def test_damaged_lines_are_refused(tmp_path, before):
 
 
 def test_a_killed_audit_goes_on_and_no_other_does(
-    membership, regression, tmp_path, monkeypatch
+    membership, whole, regression, tmp_path, monkeypatch
 ):
     class Killed(Exception):
         pass
@@ -207,9 +217,7 @@ def test_a_killed_audit_goes_on_and_no_other_does(
         with pytest.raises(Killed):
             membership(**options, out=tmp_path, on_models=kill)
 
-    options = {**ONE, "steps": (4,), "learning_rates": (0.1, 0.2), "models": 40}
-    options |= {"models_at_once": 8, "sweep_models": 32}
-    whole = membership(**options)
+    (whole, _), options = whole, TWO_PHASES
     killed_after(10)  # in phase I
     killed_after(25)  # in phase II
     assert '"phase": 1' in (tmp_path / "scores.jsonl").read_text()
@@ -250,7 +258,7 @@ def test_a_killed_audit_goes_on_and_no_other_does(
 
 def test_the_audit_finds_out_that_there_is_no_noise(membership, monkeypatch):
     bugs.no_noise(monkeypatch)
-    found = membership(**ONE, epsilon=0.5, models=1000)
+    found = membership(**ONE, epsilon=0.5, models=1000, models_at_once=250)
     assert found.violated
     assert found.epsilon_lower_bound > found.claimed_epsilon
 
