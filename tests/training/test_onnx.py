@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_export import finished_run
 
 import tanager
 from tanager import models
@@ -27,7 +28,15 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.skipif(INSTALLED, reason="needs an environment without ONNX")
-def test_without_the_extra_one_sentence_says_what_to_install(run, tmp_path, capsys):
+def test_without_the_extra_one_sentence_says_what_to_install(tmp_path, capsys):
+    model = models.create("linear", classes=2, image_shape=(2,), key=jax.random.key(0))
+    config = {
+        "model": "linear",
+        "classes": ["cat", "dog"],
+        "architecture": {"name": "linear", "image_shape": [2], "options": {}},
+        "preprocessing": {"mean": [0.5], "std": [0.5]},
+    }
+    run = finished_run(tmp_path / "run", model, config)
     words = ["export", str(run), "--to", str(tmp_path / "model"), "--format", "onnx"]
     assert main(words) == 2
     error = capsys.readouterr().err

@@ -56,6 +56,7 @@ def run(mechanism=MECHANISM, **changes):
         "optimizer": OPTIMIZER,
         "seed": 1,
         "physical_batch_size": 16,
+        "strategy": "per_example",
         "progress": False,
         "trainable": HEAD,
     }
@@ -79,6 +80,7 @@ def test_a_frozen_body_stays_and_is_the_same_as_a_loss_around_it():
         optimizer=optax.sgd(0.5),
         seed=1,
         physical_batch_size=16,
+        strategy="per_example",
     )
     np.testing.assert_allclose(whole.params["head"], alone.params, rtol=1e-5)
 

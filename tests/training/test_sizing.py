@@ -5,8 +5,8 @@ import json
 import jax
 import numpy as np
 import pytest
+from runs import EVALUATE, Killed, dies_at_evaluation, first_params, loss, run
 from scipy import stats
-from test_loop import EVALUATE, Killed, dies_at_evaluation, first_params, loss, run
 
 from parts import step
 from tanager import Mechanism, Runtime
@@ -78,13 +78,17 @@ def test_hardly_a_batch_is_larger_than_what_is_taken(rate, examples):
         assert sizing.enough(sampler, 9999, 1) == examples  # no row of padding
 
 
-def test_a_run_takes_no_more_than_a_batch_holds(tmp_path):
-    settings = {"seed": 1, "mechanism": Mechanism(0.4, 1.0, 6), "devices": 1}
-    large = run(tmp_path / "large", physical_batch_size=4096, **settings)
+@pytest.fixture(scope="module")
+def eight():
+    """A run of seed 1 with physical batches of 8."""
+    return run(physical_batch_size=8, seed=1)
+
+
+def test_a_run_takes_no_more_than_a_batch_holds(tmp_path, eight):
+    large = run(tmp_path / "large", physical_batch_size=4096, seed=1)
     config = json.loads((tmp_path / "large/config.json").read_text())
     assert config["physical_batch_size"] == 43
-    small = run(tmp_path / "small", physical_batch_size=16, **settings)
-    leaves = [jax.tree.leaves(each.params) for each in (large, small)]
+    leaves = [jax.tree.leaves(each.params) for each in (large, eight)]
     for some, same in zip(*leaves, strict=True):
         np.testing.assert_allclose(some, same, rtol=1e-3, atol=1e-4)
 
@@ -114,7 +118,7 @@ def test_memory_is_analysed_before_anything_runs(monkeypatch):
     assert 0 < sizing._room(made) < 1e14
 
 
-def test_a_run_records_the_size_and_its_resume_keeps_it(tmp_path, monkeypatch):
+def test_a_run_records_the_size_and_its_resume_keeps_it(tmp_path, eight, monkeypatch):
     """It ends as the run that is given the size."""
     monkeypatch.setattr(sizing, "choose", lambda *rest: 8)
     auto = {"physical_batch_size": "auto", "seed": 1}
@@ -124,9 +128,8 @@ def test_a_run_records_the_size_and_its_resume_keeps_it(tmp_path, monkeypatch):
     result = run(tmp_path / "auto", evaluate=EVALUATE, **auto)
     config = json.loads((tmp_path / "auto" / "config.json").read_text())
     assert config["physical_batch_size"] == 8
-    plain = run(tmp_path / "eight", physical_batch_size=8, seed=1)
     for mine, other in zip(
-        jax.tree.leaves(result.params), jax.tree.leaves(plain.params), strict=True
+        jax.tree.leaves(result.params), jax.tree.leaves(eight.params), strict=True
     ):
         np.testing.assert_array_equal(mine, other)
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from runs import run
 from test_feed import Rows
-from test_loop import run
 
 from tanager.adaptive import AdaptiveClipping
 from tanager.clipping.planning.autotune import Timings
@@ -37,21 +37,20 @@ def traces(monkeypatch):
 @pytest.mark.parametrize(
     ("held", "options"),
     [
-        (
-            False,
-            {"devices": 1, "adaptive": AdaptiveClipping(), "strategy": "per_example"},
-        ),
-        (True, {"devices": 2, "memory": "low", "shard_parameters": True}),
+        (True, {"devices": 1, "adaptive": AdaptiveClipping()}),
         (
             False,
             {
                 "devices": 2,
+                "strategy": "auto",
+                "memory": "low",
+                "shard_parameters": True,
                 "augment": lambda key, example: example,
                 "augmentation_multiplicity": 2,
             },
         ),
     ],
-    ids=["adaptive, per_example", "low, sharded", "views"],
+    ids=["adaptive, per_example", "low, sharded, views"],
 )
 def test_the_step_is_traced_once(traces, held, options):
     short = {"mechanism": Mechanism(0.4, 1.2, 2), "evaluate": None}
@@ -67,6 +66,7 @@ def test_what_was_measured_is_traced_anew(traces, monkeypatch):
         return True
 
     monkeypatch.setattr(Timings, "measure", measure)
-    run(devices=1)
+    short = {"mechanism": Mechanism(0.4, 1.2, 2), "evaluate": None}
+    run(devices=1, strategy="auto", **short)
     assert before == [1]  # after the loss was found fit
     assert len(traces) == 2

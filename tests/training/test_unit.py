@@ -162,7 +162,7 @@ class Streamed:
 
 def run(data, out=None, **more):
     settings = {"mechanism": RUN, "physical_batch_size": 8, "clip_norm": C}
-    settings |= {"optimizer": OPTIMIZER, "seed": 5} | more
+    settings |= {"optimizer": OPTIMIZER, "seed": 5, "strategy": "per_example"} | more
     return train(loss=loss, params=params(), data=data, out=out, **settings)
 
 
@@ -208,9 +208,10 @@ def test_there_is_one_owner_for_each_example():
 
 
 @pytest.mark.filterwarnings("ignore:")
-def test_a_run_claims_what_its_accountant_computes(tmp_path):
+def test_a_run_claims_what_its_accountant_computes_and_its_report_says_which(tmp_path):
     """Per image, it also states the ε of persons with several images."""
-    found = run(examples(), tmp_path / "run", accountant="rdp", delta=1e-4)
+    settings = {"delta": 1e-4, "seed": None}
+    found = run(examples(), tmp_path / "run", accountant="rdp", **settings)
     summary = found.summary
     assert found.epsilon == summary["epsilon"] == summary["epsilon_rdp"]
     assert summary["accountant"] == "rdp"
@@ -218,16 +219,10 @@ def test_a_run_claims_what_its_accountant_computes(tmp_path):
         str(size): tanager.epsilon(RUN, 1e-4, group=size) for size in (2, 5, 10)
     }
     with pytest.raises(ValueError, match="accountant was 'rdp' and is 'pld'"):
-        run(examples(), tmp_path / "run", delta=1e-4)
+        run(examples(), tmp_path / "run", **settings)
     with pytest.raises(ValueError, match="accountant"):
         run(examples(), accountant="tan")
-
-
-@pytest.mark.filterwarnings("ignore:")
-def test_a_report_says_by_which_accountant_and_for_how_many_images(tmp_path):
-    settings = {"accountant": "rdp", "delta": 1e-4, "seed": None}
-    found = run(examples(), tmp_path / "run", **settings)
     page = (tmp_path / "run/report.html").read_text()
     assert "computed with RDP" in page and "RdpAccountant" in page
-    shown = guarantee.simulated(found.summary["epsilon_of_person"]["5"])
+    shown = guarantee.simulated(summary["epsilon_of_person"]["5"])
     assert f"{shown} with 5 images" in page
