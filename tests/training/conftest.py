@@ -8,7 +8,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from runs import Killed, dies_at_evaluation, in_place_of, run
+from runs import die, in_place_of, run
 
 from switch import FULL
 from tanager.training import loop
@@ -80,11 +80,7 @@ def complete(first_complete, tmp_path):
 
 @pytest.fixture(scope="module")
 def first_dead(tmp_path_factory):
-    def dies(out):
-        with pytest.raises(Killed):
-            run(out, evaluate=dies_at_evaluation(1))
-
-    return made_once(tmp_path_factory, "dead", dies)[1]
+    return made_once(tmp_path_factory, "dead", lambda out: die(out, 1))[1]
 
 
 @pytest.fixture

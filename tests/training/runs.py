@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from parts import train
 from tanager.privacy.mechanism import Mechanism
@@ -71,17 +72,18 @@ class Killed(Exception):
     """Stands for a process that dies."""
 
 
-def dies_at_evaluation(count):
-    """An evaluator that dies at its n-th call after the one before the first step."""
+def die(out, at, **settings):
+    """Run until the n-th evaluation after the one before the first step; die there."""
     calls = []
 
     def evaluate(params):
         calls.append(1)
-        if len(calls) == count + 1:
+        if len(calls) == at + 1:
             raise Killed
         return EVALUATE(params)
 
-    return evaluate
+    with pytest.raises(Killed):
+        run(out, evaluate=evaluate, **settings)
 
 
 def contents(folder):

@@ -34,18 +34,22 @@ class Rows:
         return {name: values[index] for name, values in self.arrays.items()}
 
 
-def test_held_and_streamed_examples_train_the_same_model():
-    held, streamed = run(seed=3), run(data=Rows(), seed=3)
+@pytest.fixture(scope="module")
+def held():
+    return run(seed=3)
+
+
+def test_held_and_streamed_examples_train_the_same_model(held):
+    streamed = run(data=Rows(), seed=3)
     assert same(held.params, streamed.params)
     assert same(held.average, streamed.average)
     assert 0 <= streamed.summary["wait_fraction"] <= 1
 
 
-def test_what_is_too_large_for_a_device_is_streamed(monkeypatch):
+def test_what_is_too_large_for_a_device_is_streamed(held, monkeypatch):
     source, layout = ArraySource(examples()), Layout(2)
     assert feed.can_hold(source, layout)
     assert not feed.can_hold(Rows(), layout)
-    held = run(seed=3)
     monkeypatch.setattr(feed, "_SHARE_OF_MEMORY", 10**12)
     assert not feed.can_hold(source, layout)
     assert same(held.params, run(seed=3).params)

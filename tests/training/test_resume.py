@@ -1,6 +1,5 @@
 """A run that died or stopped goes on as if it had not, or is refused."""
 
-import contextlib
 import errno
 import json
 import re
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import MECHANISM, Killed, dies_at_evaluation, first_params, run, same
+from runs import MECHANISM, Killed, die, first_params, run, same
 
 import tanager
 from cases import in_full
@@ -38,9 +37,7 @@ def number_of(path):
 @pytest.mark.parametrize("calls", in_full([1, 4, 5], 1, 4))
 def test_a_run_that_died_goes_on_bit_identically(tmp_path, seeded, calls):
     whole, _ = seeded
-    with pytest.raises(Killed):
-        dies = {"evaluate": dies_at_evaluation(calls), "checkpoint_seconds": 0.0}
-        run(tmp_path / "died", seed=5, **dies)
+    die(tmp_path / "died", calls, seed=5, checkpoint_seconds=0.0)
     (newest, *_) = sorted((tmp_path / "died/checkpoints").glob("[0-9]*"), key=number_of)
     assert 0 < number_of(newest) < 12
     resumed = run(tmp_path / "died", seed=5)
@@ -68,9 +65,8 @@ LONGER |= {"devices": 1}
 SCRIPT = """
 import sys
 sys.path.insert(0, {tests!r})
-import runs
 import test_resume
-runs.run({out!r}, checkpoint_seconds=0.0, **test_resume.LONGER)
+test_resume.run({out!r}, checkpoint_seconds=0.0, **test_resume.LONGER)
 """
 
 
@@ -112,8 +108,7 @@ def test_steps_that_could_come_out_otherwise_are_not_made_again(
 
     if "deterministic" in change:
         monkeypatch.setattr(fingerprint, "environment", elsewhere)
-    with pytest.raises(Killed):
-        run(tmp_path / "run", evaluate=dies_at_evaluation(3))
+    die(tmp_path / "run", 3)
     assert Ledger.read(tmp_path / "run/ledger.jsonl").steps() == 8
     monkeypatch.setattr(fingerprint, "environment", elsewhere)
     with caplog.at_level("WARNING", logger="tanager"):
@@ -127,8 +122,7 @@ def test_steps_that_could_come_out_otherwise_are_not_made_again(
 
 
 def test_after_a_step_that_gave_other_sums_charged_steps_are_left_out(tmp_path, caplog):
-    with pytest.raises(Killed):
-        run(tmp_path / "run", evaluate=dies_at_evaluation(3))
+    die(tmp_path / "run", 3)
     identities = json.loads((tmp_path / "run/private/fingerprint.json").read_text())
     (stream,) = identities["streams"]
     with closing(Repeats(tmp_path / "run/private/sums.jsonl", stream)) as repeats:
@@ -155,12 +149,10 @@ def test_steps_whose_sums_are_not_on_record_are_left_out(dead, caplog, kept):
 
 
 def test_sums_before_the_checkpoint_are_not_needed(tmp_path, caplog):
-    with pytest.raises(Killed):
-        run(tmp_path, evaluate=dies_at_evaluation(3), checkpoint_seconds=0.0)
+    die(tmp_path, 3, checkpoint_seconds=0.0)
     (tmp_path / "private/sums.jsonl").unlink()
     for call in (1, 2):
-        with contextlib.suppress(Killed):
-            run(tmp_path, evaluate=dies_at_evaluation(call), checkpoint_seconds=0.0)
+        die(tmp_path, call, checkpoint_seconds=0.0)
     assert run(tmp_path).summary["steps"] == 12
     assert "were charged and are now" not in caplog.text
 
@@ -173,8 +165,7 @@ def test_after_a_change_of_environment_a_second_death_costs_nothing(dead, monkey
         "environment",
         lambda *arguments: here(*arguments) | {"device": "x"},
     )
-    with pytest.raises(Killed):
-        run(dead, evaluate=dies_at_evaluation(1))
+    die(dead, 1)
     assert Ledger.read(dead / "ledger.jsonl").next_step() == 8
     result = run(dead)
     assert Ledger.read(dead / "ledger.jsonl").steps() == 12

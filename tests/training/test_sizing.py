@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from runs import EVALUATE, Killed, dies_at_evaluation, first_params, loss, run
+from runs import EVALUATE, die, first_params, loss, run
 from scipy import stats
 
 from parts import step
@@ -122,8 +122,7 @@ def test_a_run_records_the_size_and_its_resume_keeps_it(tmp_path, eight, monkeyp
     """It ends as the run that is given the size."""
     monkeypatch.setattr(sizing, "choose", lambda *rest: 8)
     auto = {"physical_batch_size": "auto", "seed": 1}
-    with pytest.raises(Killed):
-        run(tmp_path / "auto", evaluate=dies_at_evaluation(2), **auto)
+    die(tmp_path / "auto", 2, **auto)
     monkeypatch.setattr(sizing, "choose", lambda *rest: pytest.fail("chosen again"))
     result = run(tmp_path / "auto", evaluate=EVALUATE, **auto)
     config = json.loads((tmp_path / "auto" / "config.json").read_text())
