@@ -126,6 +126,7 @@ def test_norms(tmp_path):
 def test_features(tmp_path):
     made_of = {"function": "a", "weights": "b", "data": "c", "shape": [10, 4]}
     place = tmp_path / "features"
+    place.mkdir()
     _begin(place, made_of, (10,))
     record, array = place / "features.json", place / "features.npy"
     good = json.loads(record.read_text())
