@@ -11,3 +11,10 @@ def in_full(cases: Collection[Any], *more: Any) -> list[Any]:
     assert all(each in cases for each in more)
     full = pytest.mark.full
     return [pytest.param(it, marks=full) if it in more else it for it in cases]
+
+
+def tuples_in_full(cases: Collection[tuple], *more: tuple) -> list[Any]:
+    """Return the same of a test with several parameters, which each case holds."""
+    assert all(each in cases for each in more)
+    full = pytest.mark.full
+    return [pytest.param(*it, marks=[full] * (it in more)) for it in cases]

@@ -11,6 +11,7 @@ import pytest
 from oracle import gradients
 from test_sensitivity import LAST, POISON, ROWS, SLACK, last_row, network, problem
 
+from cases import in_full, tuples_in_full
 from tanager.clipping import STYLES, Style, clipped_grad
 from tanager.clipping.analysis.rounding import ALLOWANCE
 from tanager.clipping.rules import factors
@@ -36,19 +37,13 @@ LIMITS = {
     "automatic parts": (NORMS, Style("automatic", gamma=0.3)),
 }
 strategies = pytest.mark.parametrize("strategy", ["per_example", "bk"])
-# Of each style, one norm or norms of parts by both strategies.
+# Strategies share the factors: one case is enough of per_example. And test_sensitivity
+# has the same network with one norm.
+PAIRS = [(name, "bk") for name in [*LIMITS][1:]] + [("parts", "per_example")]
+MORE = [(name, "per_example") for name in LIMITS if name != "parts"]
+MORE += [("one norm", "bk")]
 limits = pytest.mark.parametrize(
-    ("name", "strategy"),
-    [
-        pytest.param(
-            name,
-            strategy,
-            marks=[pytest.mark.full]
-            * (strategy != "bk" and name in ("one norm", "unit", "automatic parts")),
-        )
-        for name in LIMITS
-        for strategy in ("per_example", "bk")
-    ],
+    ("name", "strategy"), tuples_in_full(PAIRS + MORE, *MORE)
 )
 
 
@@ -283,7 +278,10 @@ BUGS = {
 }
 
 
-@pytest.mark.parametrize("bug", ["a part that is finite counts", *BUGS])
+@pytest.mark.parametrize(
+    "bug",
+    in_full(["a part that is finite counts", *BUGS], "every part the largest norm"),
+)
 def test_planted_bugs_are_found(bug, monkeypatch):
     """Each makes one of the tests above fail."""
     factors_of = Limit.factors

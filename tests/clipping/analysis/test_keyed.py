@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import tanager
-from tanager.clipping.analysis.keyed import takes_key
+from tanager.clipping.analysis.keyed import Keyed, takes_key
 from trees import distance
 
 
@@ -55,7 +55,10 @@ def test_a_key_with_a_default_is_asked_for_unless_it_is_given_already():
     for function in (lambda w, key: 0, without, given, given_jit, jax.jit(given)):
         assert not takes_key(function)
     problem = tanager.Problem(with_default, PARAMS, DATA)
-    assert distance(trained(4, problem), trained_by_four()) < 1e-3
+    keys = tanager.example_keys(SEED, 0, np.arange(ROWS))
+    views = Keyed(DATA, jax.random.key_data(keys))
+    by_problem = jax.vmap(problem.loss, (None, 0))(PARAMS, views)
+    np.testing.assert_allclose(by_problem, sums(np.arange(ROWS)).losses, rtol=1e-5)
     none = dataclasses.replace(ALGORITHM, augmentation_multiplicity=0)
     with pytest.raises(ValueError, match="or a loss that takes a key"):
         trained(4, problem, none)
@@ -97,10 +100,8 @@ def test_every_strategy_gives_an_example_the_same_key(strategy, memory):
     whole = sums(everyone)
     other = sums(everyone, strategy=strategy, memory=memory)
     assert distance(whole, other) < 1e-5
-    by_hand = [
-        loss(PARAMS, jax.tree.map(lambda leaf: leaf[n], DATA), key)  # noqa: B023
-        for n, key in enumerate(tanager.example_keys(SEED, 0, everyone))
-    ]
+    keys = tanager.example_keys(SEED, 0, everyone)
+    by_hand = jax.jit(jax.vmap(loss, (None, 0, 0)))(PARAMS, DATA, keys)
     np.testing.assert_allclose(whole.losses, by_hand, rtol=1e-5)
     assert distance(whole.sum, sums(everyone, step=1).sum) > 0.1
 
