@@ -14,6 +14,7 @@ from jax import lax
 from oracle import cast, check, curve, draw, read
 from scan_cases import assert_bounded, count_only_the_last_step, name_of
 
+from cases import in_full
 from tanager.clipping import clipped_grad
 from tanager.clipping.analysis.jaxprs import every_equation
 from tanager.clipping.rules.groups import Joint, Single
@@ -200,28 +201,17 @@ def a_parameter_is_the_next_carry(p, x):
 
 
 LOSSES = [
-    parameters_come_out,
-    a_parameter_is_the_next_carry,
-    plain,
-    # Backwards: the second of `two_scans`.
-    pytest.param(functools.partial(plain, reverse=True), marks=pytest.mark.full),
-    pytest.param(functools.partial(plain, unroll=2), marks=pytest.mark.full),
-    mapped,
-    in_calls,
-    carried_as_it_is,
-    carried_and_changed,
-    nested,
-    times_a_number_of_the_step,
-    within_and_outside,
-    two_scans,
-    the_same_data_in_all_steps,
-    on_the_left_and_right,
-    in_a_branch,
-    rows_of_a_table,
-    flat_functions,
-    convolved,
-    bounded_loop,
-    vectors_of_custom_derivatives,
+    *(parameters_come_out, a_parameter_is_the_next_carry, plain, in_calls),
+    *(carried_as_it_is, carried_and_changed, nested, times_a_number_of_the_step),
+    *(within_and_outside, two_scans, the_same_data_in_all_steps, in_a_branch),
+    *(rows_of_a_table, flat_functions, convolved, vectors_of_custom_derivatives),
+]
+# As `two_scans` (whose second is backwards), `times_a_number_of_the_step` (which
+# counts), `a_parameter_is_the_next_carry` (no step needs another's result), and
+# `within_and_outside` (both sides).
+MORE = [
+    *(functools.partial(plain, reverse=True), functools.partial(plain, unroll=2)),
+    *(bounded_loop, mapped, on_the_left_and_right),
 ]
 
 
@@ -230,7 +220,7 @@ def inputs(steps=STEPS):
     return dict(zip(PARAMS, arrays, strict=False)), arrays[-1]
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=name_of)
+@pytest.mark.parametrize("loss", in_full(LOSSES + MORE, *MORE), ids=name_of)
 def test_what_is_clipped_is_the_gradient(loss):
     params, x = inputs()
     program, groups = read(loss, params, x)
@@ -291,10 +281,10 @@ def test_a_row_that_is_not_finite_moves_no_other():
 
 @pytest.mark.parametrize(
     "loss",
-    [
-        *(plain, within_and_outside),
-        pytest.param(carried_and_changed, marks=pytest.mark.full),
-    ],
+    in_full(
+        (plain, within_and_outside, carried_and_changed),
+        *(within_and_outside, carried_and_changed),
+    ),
     ids=name_of,
 )
 def test_no_example_moves_the_sum_by_more_than_its_norm(loss):
