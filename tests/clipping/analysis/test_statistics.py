@@ -18,6 +18,7 @@ from flax import linen, nnx
 from oracle import clip, gradients
 
 import tanager
+from cases import in_full
 from tanager.clipping.analysis import trainable
 from tanager.clipping.analysis.statistics import RefusedLayer, watching
 from tanager.training.beginning import check_optimizer
@@ -225,11 +226,7 @@ def require_state_untouched(before, result):
 
 # Sums of all of them are above: what has no sum is not moved.
 @pytest.mark.parametrize(
-    "name",
-    [
-        *("nnx", "equinox"),
-        *(pytest.param(name, marks=pytest.mark.full) for name in ("linen", "haiku")),
-    ],
+    "name", in_full(("nnx", "linen", "haiku", "equinox"), "linen", "haiku", "equinox")
 )
 def test_training_leaves_running_statistics_as_they_are(name, tmp_path):
     loss, model = MODELS[name](train=False)

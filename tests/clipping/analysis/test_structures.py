@@ -12,6 +12,7 @@ from jax import lax
 from jax.experimental import io_callback
 from oracle import ALL, cast, check, clip, curve, distinct, draw, gradients, read
 
+from cases import in_full
 from switch import FULL
 from tanager.clipping import clipped_grad
 from tanager.clipping.analysis.dtypes import widen
@@ -73,10 +74,7 @@ def by_strided_slices(w, x):
 
 @pytest.mark.parametrize(
     "parts",
-    [
-        *(by_split, by_moved_slices, by_strided_slices),
-        pytest.param(by_slices, marks=pytest.mark.full),
-    ],
+    in_full([by_split, by_slices, by_moved_slices, by_strided_slices], by_slices),
 )
 def test_disjoint_parts_of_a_matrix_stay_apart(parts):
     w, x = draw(2, (4, 12), (ROWS, 5, 4))
@@ -112,16 +110,10 @@ def part_of_a_part(w, x):
     return x @ w[:, :6][:, :4] + x @ w[:, :6][:, 2:6]
 
 
-@pytest.mark.parametrize(
-    "meet",
-    [
-        *(overlapping, sliced_differently, whole_and_part),
-        *(
-            pytest.param(it, marks=pytest.mark.full)
-            for it in (interleaved, part_of_a_part)
-        ),
-    ],
-)
+MEET = [overlapping, sliced_differently, whole_and_part, interleaved, part_of_a_part]
+
+
+@pytest.mark.parametrize("meet", in_full(MEET, interleaved, part_of_a_part))
 def test_cross_terms_of_parts_that_may_overlap(meet):
     w, x = draw(3, (4, 12), (ROWS, 5, 4))
 
@@ -250,7 +242,7 @@ def test_own_derivative_rules_without_parameters_are_respected():
         return curve(steep(params[1] @ hidden))
 
     assert kinds(loss, (w, v), x) == [Single, Single]
-    expected = check(loss, (w, v), x, strategies=ALL)
+    expected = check(loss, (w, v), x)
     assert np.all(expected.norms[[0, 2]] > 0)
 
 
@@ -465,7 +457,8 @@ def test_bfloat16_against_the_exact_gradient_of_the_same_numbers(params_too):
         expected, clip_norm = clip(found, losses, np.ones(ROWS, bool))
     if not params_too:
         params = cast(params, jnp.float32)
-    for strategy, out in clipped(loss, clip_norm, params, x).items():
+    strategies = ALL if FULL else ("per_example", "bk", "bk_mixopt")
+    for strategy, out in clipped(loss, clip_norm, params, x, strategies).items():
         assert {leaf.dtype.name for leaf in jax.tree.leaves((*out,))} == {"float32"}
         np.testing.assert_allclose(out.norms, expected.norms, rtol=2**-6)
         for leaf, right in zip(jax.tree.leaves(out.sum), expected.sum, strict=True):
@@ -474,7 +467,8 @@ def test_bfloat16_against_the_exact_gradient_of_the_same_numbers(params_too):
 
 
 @pytest.mark.cpu
-@pytest.mark.parametrize("positions", [1, 3, 24])  # 24: by gradients in the mixes.
+# 24: by gradients in the mixes.
+@pytest.mark.parametrize("positions", in_full([1, 3, 24], 3))
 def test_norms_of_bfloat16_products_are_taken_in_float32(positions):
     # x and dy are exact in bfloat16; their products, squares and sums are not.
     numbers = 1 + np.arange(256 * positions).reshape(1, positions, 256) % 128 / 128
@@ -804,7 +798,7 @@ def added_to_constants(w, x):
         for apply, full in [
             *((times_mask, ()), (mask_of_a_transpose, (True,))),
             *((over_constants, (False,)), (where_allowed, (True,))),
-            (added_to_constants, ()),
+            (added_to_constants, (True,)),
         ]
         for one in (True, False)
         for more in [one in full]

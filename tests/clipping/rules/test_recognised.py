@@ -8,7 +8,7 @@ from jax import lax
 from oracle import alone, cast, check, draw
 from rule_cases import ROWS, conv, curve, only_group
 
-from cases import in_full
+from cases import in_full, tuples_in_full
 from switch import FULL, ON_CPU
 from tanager.clipping.analysis import reading
 from tanager.clipping.rules.groups import Joint
@@ -222,13 +222,13 @@ def test_a_wrong_recognition_bends_the_sum_and_bounds_it(monkeypatch):
     monkeypatch.setattr(reading, "recognise", wrong)
     for strategy, (moved, norms) in alone(loss, params, x, 1e6).items():
         assert np.all(moved <= norms * (1 + 1e-6)), strategy
-    for strategy, (moved, _) in alone(loss, params, x, 1e-3).items():
-        assert np.max(moved) <= 1e-3 * (1 + 2**-11), strategy
     with pytest.raises(AssertionError, match="sum of leaf 0"):
         check(loss, params, x, strategies=("bk",))
 
 
-@pytest.mark.parametrize("kernel", [by_std, by_squares, unit_length, weight_norm])
+@pytest.mark.parametrize(
+    "kernel", in_full([by_std, by_squares, unit_length, weight_norm], by_squares)
+)
 def test_gradients_that_normalisation_takes_away(kernel):
     # Images along the weights of a unit, whose gradient is all but lost.
     _, params, _ = applied(kernel)
@@ -274,8 +274,13 @@ def test_channels_first_and_transposed_weights():
         check(loss, w + 0.3, x, methods="few")
 
 
-@pytest.mark.parametrize("shape", [(4,), (3, 4)])
-@pytest.mark.parametrize("right", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "right"),
+    tuples_in_full(
+        [((4,), False), ((3, 4), False), ((4,), True), ((3, 4), True)],
+        *[((4,), False), ((3, 4), True)],
+    ),
+)
 def test_normalised_dense_layers(shape, right):
     w, gain, x = draw(34, (4, 5) if right else (5, 4), (5,), (ROWS, *shape))
     axis = 0 if right else 1
@@ -288,7 +293,7 @@ def test_normalised_dense_layers(shape, right):
 
     group = only_group(loss, (w, gain), x)
     assert isinstance(group, Standardised) and bool(group.grams()) == ON_CPU
-    narrow = ["float32"] * (FULL or (right and len(shape) > 1))
+    narrow = ["float32"] * (FULL or len(shape) > 1)
     check(loss, (w, gain), x, methods=True, dtypes=("float64", *narrow))
 
 
