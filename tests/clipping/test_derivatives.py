@@ -11,6 +11,7 @@ from jax import lax
 from oracle import by_method, read
 
 from cases import in_full
+from switch import FULL
 from tanager.clipping import book_keeping, clipped_grad
 from tanager.models.layers import standardise
 
@@ -77,9 +78,11 @@ def test_derivatives_are_those_of_the_definition(loss):
     numbers = jnp.asarray(np.int32(normal(size=(3, 4)) * 2) % 7)
     mask = jnp.ones(3, bool)
     program, own = read(loss, params, {"x": x, "n": numbers})
+    # Whatever the loss, what is beyond its rules has the same derivative.
     clips: dict[str, Callable] = {
         name: clipped_grad(loss, clip_norm=C, strategy=name)
         for name in ("auto", "per_example")
+        if FULL or loss is dense
     }
     for name, clip_at in by_method(own, C, few=True).items():
         clips[name] = functools.partial(at_taps, program, clip_at)
@@ -106,7 +109,7 @@ def test_derivatives_are_those_of_the_definition(loss):
         params, x
     )
     expected = found.pop("")
-    assert len(found) == len(every) - 1 > 2
+    assert len(found) == len(every) - 1 > (2 if loss is dense else 0)
     for name, slope in found.items():
         for got, right in zip(slope, expected, strict=True):
             size = np.max(np.abs(right))
@@ -127,14 +130,14 @@ def test_a_loss_that_holds_what_is_differentiated_outside(transformed):
         return jnp.sum(grad_fn(w, x).sum)
 
     value = jax.jit(total)
-    for t in (0.1, 0.2, 30.0):
+    for t in (0.2, 30.0):
         near = (value(t + 1e-2) - value(t - 1e-2)) / 2e-2
         np.testing.assert_allclose(transformed(total)(t), near, atol=1e-3)
 
 
-HALVED = [(False, "auto"), (False, "ghost"), (True, "bk"), (True, "per_example")]
-MORE = [(False, "bk"), (False, "bk_mixopt"), (False, "per_example"), (True, "auto")]
-MORE += [(True, "bk_mixopt"), (True, "ghost")]
+HALVED = [(False, "auto"), (True, "per_example")]
+MORE = [(False, name) for name in ("bk", "bk_mixopt", "ghost", "per_example")]
+MORE += [(True, name) for name in ("auto", "bk", "bk_mixopt", "ghost")]
 
 
 @pytest.mark.parametrize("case", in_full(HALVED + MORE, *MORE), ids=str)
