@@ -13,6 +13,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 from oracle import alone, distinct, draw
 
+from cases import tuples_in_full
 from tanager.clipping import clipped_grad
 from tanager.clipping.analysis.standardise import standardise
 from trees import distance
@@ -229,9 +230,18 @@ def convolution(scale):
     return loss
 
 
-@pytest.mark.parametrize("kind", [product, convolution])
-@pytest.mark.parametrize("positions", [1, 64])
-@pytest.mark.parametrize(("scale", "norm"), [(1.0, 1e-9), (2.0**20, 0.01)])
+@pytest.mark.parametrize(
+    ("kind", "positions", "scale", "norm"),
+    tuples_in_full(
+        [
+            (kind, positions, *scale)
+            for kind in (product, convolution)
+            for positions in (1, 64)
+            for scale in ((1.0, 1e-9), (2.0**20, 0.01))
+        ],
+        *((convolution, 1, 1.0, 1e-9), (convolution, 1, 2.0**20, 0.01)),
+    ),
+)
 def test_gram_matrices_that_underflow(kind, positions, scale, norm):
     inputs, outputs = 4096, 4
     batch = {
@@ -321,9 +331,9 @@ def test_parameters_of_float64_in_a_model_of_float32():
 
 
 @pytest.mark.parametrize(
-    ("gain", "size", "clip_norm"), [(1e15, 1e-21, 1e-6), (1e18, 1e-21, 1e-3)]
+    ("gain", "clip_norm"), tuples_in_full([(1e15, 1e-6), (1e18, 1e-3)], (1e15, 1e-6))
 )
-def test_squares_that_vanish_before_a_large_gain(gain, size, clip_norm):
+def test_squares_that_vanish_before_a_large_gain(gain, clip_norm):
     def loss(params, example):
         y = lax.conv_general_dilated(
             example["image"][None],
@@ -336,7 +346,7 @@ def test_squares_that_vanish_before_a_large_gain(gain, size, clip_norm):
 
     kernel, image = map(jnp.float32, draw(0, (3, 3, 4, 3), (1, 12, 12, 4)))
     params = {"kernel": kernel, "gain": jnp.full(3, gain, jnp.float32)}
-    batch = {"image": image, "to": jnp.full((1, 12, 12, 3), size)}
+    batch = {"image": image, "to": jnp.full((1, 12, 12, 3), 1e-21)}
     for moved, norms in clipped(loss, params, batch, clip_norm).values():
         assert norms[0] > clip_norm
         assert 0.9 * clip_norm <= moved <= SLACK * clip_norm

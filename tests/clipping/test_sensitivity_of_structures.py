@@ -14,6 +14,7 @@ from jax import lax
 from jax.experimental.buffer_callback import buffer_callback
 from oracle import alone, distinct, draw, norms_of
 
+from cases import in_full, tuples_in_full
 from tanager.clipping import clipped_grad
 from tanager.clipping.analysis.standardise import standardise
 
@@ -80,11 +81,10 @@ def by_output(w, example):
 
 @pytest.mark.parametrize(
     ("loss", "gained"),
-    [
-        *((cut, True), (by_offset, False), (by_offset, True), (by_output, False)),
-        pytest.param(cut, False, marks=pytest.mark.full),
-        pytest.param(by_output, True, marks=pytest.mark.full),
-    ],
+    tuples_in_full(
+        list(itertools.product((cut, by_offset, by_output), (False, True))),
+        *((cut, False), (by_offset, False), (by_output, True)),
+    ),
 )
 def test_parts_of_a_standardised_kernel_move_its_mean_together(loss, gained):
     (weight,) = float32(draw(2, (8, 4))[0])
@@ -151,7 +151,7 @@ def integers(w, example):
         return jnp.sum((example["x"] @ w) * example["dy"])
 
 
-@pytest.mark.parametrize("kind", [jnp.int32, jnp.uint8, jnp.bool_])
+@pytest.mark.parametrize("kind", in_full([jnp.int32, jnp.uint8, jnp.bool_], jnp.uint8))
 def test_integers_meet_parameters_as_they_are(kind):
     x = np.asarray([[[1, 0], [1, 1]], [[1, 1], [1, 1]], [[0, 1], [1, 0]]])
     dy = np.asarray([[[1.0], [-0.9]], [[0.3], [0.2]], [[1.0], [2.0]]])
@@ -283,8 +283,13 @@ def sum_of_convolution(w, example):
     return jnp.sum(jnp.tanh(y.ravel() @ w))
 
 
-@pytest.mark.parametrize("strategy", ["per_example", "bk"])
-@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(
+    ("wide", "strategy"),
+    tuples_in_full(
+        list(itertools.product((False, True), ("per_example", "bk"))),
+        (False, "per_example"),
+    ),
+)
 def test_nan_stays_in_its_row_where_data_meets_data(wide, strategy):
     with jax.enable_x64(wide):
         kind = jnp.float64 if wide else jnp.float32
@@ -430,12 +435,14 @@ def test_a_norm_that_standardisation_takes_nearly_all_of(inputs):
 
 @pytest.mark.parametrize(
     ("positions", "size", "slope"),
-    [
-        *[((), 5e-23, 4e12), ((3,), 5e-23, 4e12), ((), 1e-12, 1e4)],
-        *[((3,), 1.0, 1.0), ((), 1e12, 1.0), ((3,), 1e12, 1.0)],
-        pytest.param((3,), 1e-12, 1e4, marks=pytest.mark.full),
-        pytest.param((), 1.0, 1.0, marks=pytest.mark.full),
-    ],
+    tuples_in_full(
+        [
+            *[((), 5e-23, 4e12), ((3,), 5e-23, 4e12), ((), 1e-12, 1e4)],
+            *[((3,), 1.0, 1.0), ((3,), 1e12, 1.0)],
+            *[((3,), 1e-12, 1e4), ((), 1.0, 1.0), ((), 1e12, 1.0)],
+        ],
+        *[((3,), 1e-12, 1e4), ((), 1.0, 1.0), ((), 1e12, 1.0)],
+    ),
 )
 def test_masks_of_every_size_and_rows_of_every_scale(positions, size, slope):
     """Of the first, squares vanish where XLA takes them apart: (x·c)² as x²·c²."""
