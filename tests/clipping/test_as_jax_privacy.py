@@ -18,6 +18,7 @@ import pytest
 from jax.core import Tracer
 
 import tanager
+from cases import in_full, tuples_in_full
 from tanager.clipping import clipped_grad
 from tanager.grid import Grid, Whole
 from trees import distance
@@ -67,7 +68,7 @@ jitted = jax.jit(clip_pytree, static_argnums=2)
 
 
 @two_trees
-@each("clip_norm", [1.0, 2.0])
+@each("clip_norm", in_full([1.0, 2.0], 1.0))
 @each("style", STYLES)
 def test_clip_pytree_output_shape_matches_input(tree, clip_norm, style):
     tree = drawn(tree)
@@ -82,7 +83,7 @@ def test_clip_pytree_output_shape_matches_input(tree, clip_norm, style):
 
 
 @two_trees
-@each("clip_norm", [1.0, 2.0])
+@each("clip_norm", in_full([1.0, 2.0], 1.0))
 @each("style", STYLES)
 def test_clip_pytree_has_bounded_norm(tree, clip_norm, style):
     clipped, _ = clip_pytree(drawn(tree), clip_norm, style)
@@ -106,7 +107,7 @@ def test_clip_pytree_zero_norm_pytree(tree):
         assert norm == 0 and not any(np.any(leaf) for leaf in jax.tree.leaves(clipped))
 
 
-@each("bad", [np.nan, np.inf, -np.inf])
+@each("bad", in_full([np.nan, np.inf, -np.inf], np.inf))
 def test_clip_pytree_non_finite_input_returns_non_finite_norm(bad):
     clipped, norm = clip_pytree(jnp.array([3.0, 0.0, bad, 2.0]), 1.0)
     assert not np.isfinite(norm) and not np.any(clipped)
@@ -196,7 +197,7 @@ def test_per_layer_without_rescale_uses_leaf_norm():
 
 
 # Grids: sums on the grid of the noise, whose spacing follows from the sensitivity.
-GRIDS = [(1.0, 100), (5.0, 1000), (0.5, 50)]
+GRIDS = tuples_in_full([(1.0, 100), (5.0, 1000), (0.5, 50)], (1.0, 100))
 
 
 @functools.cache
@@ -326,7 +327,7 @@ def test_nan_safe_by_default(fun):
 
 
 @each("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
-@each("memory", ["low", "default"])
+@each("memory", in_full(["low", "default"], "low"))
 def test_correct_dtype(dtype, memory):
     """Of float32 sums; others are float32 here too."""
     grad_fn = clipped_grad(one_example, clip_norm=1.0, memory=memory)
@@ -344,7 +345,7 @@ def test_aux_shapes():
     assert [leaf.shape for leaf in aux] == shapes
 
 
-@each("bad", [np.nan, np.inf, -np.inf])
+@each("bad", in_full([np.nan, np.inf, -np.inf], np.inf))
 @each("style", STYLES)
 def test_nan_safe_norm_check_produces_finite_output(bad, style):
     grad_fn = clipped_grad(one_example, clip_norm=1.0, style=style)
@@ -357,7 +358,9 @@ def test_nan_safe_norm_check_produces_finite_output(bad, style):
 W, X = jnp.array([2.0]), jnp.array([[1.0], [4.0], [7.0]])
 pieces = each(
     ("memory", "strategy"),
-    [("default", "auto"), ("low", "bk"), ("low", "per_example")],
+    tuples_in_full(
+        [("default", "auto"), ("low", "bk"), ("low", "per_example")], ("low", "bk")
+    ),
     ids=str,
 )
 """Where they have microbatches of None, 1 and 3."""

@@ -28,7 +28,8 @@ from trees import distance
 MORE = [
     *("1-D, stride 2", "transposed, negative padding, groups", "odd layouts"),
     *("pointwise, strided", "patches, channels first", "patch embedding"),
-    *("same", "groups", "several images"),
+    *("same", "groups", "several images", "transposed", "negative padding"),
+    *("channels first", "strides that skip the last pixels"),
 ]
 
 
@@ -84,7 +85,7 @@ def test_convolutions_as_products_of_patches():
 
 
 @pytest.mark.parametrize(
-    "name", in_full(["same", "groups", "several images"], "groups")
+    "name", in_full(["same", "groups", "several images"], "groups", "several images")
 )
 def test_gradients_that_are_formed_a_few_examples_at_a_time(name, monkeypatch):
     monkeypatch.setattr(Convolution, "chunk", lambda self, method, rows: 2)

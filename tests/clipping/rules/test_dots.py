@@ -55,7 +55,8 @@ PRODUCTS = {
 
 MORE = [
     *("matrix times column", "matrix on the left", "to heads"),
-    *("batched without positions", "several contracted axes"),
+    *("batched without positions", "several contracted axes", "matrix on the right"),
+    *("batched, parameter first", "one matrix per head"),
 ]
 
 

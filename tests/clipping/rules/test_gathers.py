@@ -8,7 +8,7 @@ from jax import lax
 from oracle import check, distinct, draw
 from rule_cases import BOTH, ROWS, curve, only_group
 
-from cases import in_full
+from cases import in_full, tuples_in_full
 from tanager.clipping import clipped_grad
 
 
@@ -92,10 +92,13 @@ def test_embeddings_of_narrow_indices():
 
 @pytest.mark.parametrize(
     ("dtype", "mode"),
-    [
-        *((np.uint8, "fill"), (np.uint8, "clip"), (np.int8, "fill")),
-        *((np.int8, "clip"), (np.uint16, "promise_in_bounds")),
-    ],
+    tuples_in_full(
+        [
+            *((np.uint8, "fill"), (np.uint8, "clip"), (np.int8, "fill")),
+            *((np.int8, "clip"), (np.uint16, "promise_in_bounds")),
+        ],
+        *((np.uint8, "clip"), (np.int8, "fill")),
+    ),
 )
 def test_rows_by_numbers_that_count_fewer_than_the_table_has(dtype, mode):
     dimensions = lax.GatherDimensionNumbers(

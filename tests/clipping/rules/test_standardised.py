@@ -1,5 +1,7 @@
 """Standardised weights, by every method, against explicit gradients in float64."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from oracle import check, draw
 from rule_cases import ROWS, conv, convolution, curve, only_group
 
-from cases import in_full
+from cases import in_full, tuples_in_full
 from switch import ON_CPU
 from tanager.clipping.analysis.standardise import standardise
 
@@ -24,14 +26,15 @@ STANDARDISED = {
 }
 
 
-# Every layer, with a gain or without it; all of both in `make test-full`.
+FEW = [
+    *(("plain", False), ("strided", True), ("groups", False), ("several images", True)),
+    *(("pointwise", False), ("batch groups", True)),
+]
+PAIRS = [*itertools.product(STANDARDISED, (False, True))]
+
+
 @pytest.mark.parametrize(
-    ("name", "gained"),
-    [
-        pytest.param(name, gained, marks=[pytest.mark.full] * ((number + gained) % 2))
-        for number, name in enumerate(STANDARDISED)
-        for gained in (False, True)
-    ],
+    ("name", "gained"), tuples_in_full(PAIRS, *({*PAIRS} - {*FEW}))
 )
 def test_standardised_convolutions(name, gained):
     layer, has_gram = STANDARDISED[name]
