@@ -40,8 +40,8 @@ def check(rows, leaves):
         assert product != row.why.startswith("elementwise"), row
 
 
-# The layers of two are those of nfnet, and of vit and dinov3.
-@pytest.mark.parametrize("name", in_full(TINY, "nf-resnet", "dinov2"))
+# The layers of three are those of nfnet, of vit and dinov3, and of bit.
+@pytest.mark.parametrize("name", in_full(TINY, "nf-resnet", "dinov2", "wrn"))
 def test_no_tap_is_left_to_a_slow_rule(name):
     model = shapes(name)
     # At fewer pixels than weights of a kernel, EfficientNet's sums have no fast rule.
@@ -58,13 +58,13 @@ def test_no_tap_is_left_to_a_slow_rule(name):
                 assert row.why == "elementwise: the gradient is small", row
 
 
-AS_THESE = ("nf-resnet", "wrn", "dinov3")
+AS_THESE = ("nf-resnet", "wrn", "dinov3", "convnext")
 
 
 @pytest.mark.parametrize(
     "name",
     # Convolutions are as in nfnet, and linear layers as in vit.
-    in_full(("nfnet", "vit", "convnext", *AS_THESE), *AS_THESE),
+    in_full(("nfnet", "vit", *AS_THESE), *AS_THESE),
 )
 def test_no_tap_of_lora_is_left_to_a_slow_rule(name):
     found = []

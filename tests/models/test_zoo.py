@@ -113,8 +113,9 @@ def _few_filters():
         yield
 
 
-# Their layers are those of wrn-10-1, of small-cnn, and of the two other transformers.
+# Their layers are those of wrn-10-1 (two), of small-cnn, and of two transformers.
 REPEATED = [
+    ("tiny bit", (16, 11, 3), {}),
     ("small-cnn", (9, 17, 2), {"normalisation_order": "post-activation"}),
     ("scattering-cnn", (9, 17, 2), {}),
     ("tiny dinov2", (8, 12, 3), {}),
