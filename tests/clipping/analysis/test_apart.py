@@ -158,23 +158,6 @@ def test_kernels_that_are_the_same_for_all_stay_one_within_calls(kind):
     assert set(made) == {1}
 
 
-def test_loops_of_equinox_that_end_together_are_not_refused():
-    def loss(w, x):
-        def turn(carry):
-            return carry[0] + 1, jnp.tanh(w * carry[1])
-
-        end = eqxi.while_loop(
-            lambda carry: carry[0] < 5, turn, (0, x), max_steps=8, kind="bounded"
-        )
-        return jnp.sum(end[1])
-
-    x = normal(ROWS, 3)
-    found, expected = (
-        clip(loss, jnp.ones(3), x, name) for name in ("bk", "per_example")
-    )
-    np.testing.assert_allclose(found.sum, expected.sum, rtol=1e-5)
-
-
 def test_any_foreign_function_that_sees_the_batch_is_refused():
     def loss(w, x):
         shape = jax.ShapeDtypeStruct(x.shape, x.dtype)

@@ -260,7 +260,7 @@ def test_the_size_of_a_program_does_not_grow_with_the_layers():
 
 @pytest.mark.parametrize(
     "loss",
-    in_full((block, layers, in_two_scans), layers, in_two_scans),
+    in_full((layers, block, in_two_scans), block, in_two_scans),
     ids=name_of,
 )
 def test_no_example_moves_the_sum_by_more_than_its_norm(loss):
