@@ -14,7 +14,7 @@ def in_full(cases: Collection[Any], *more: Any) -> list[Any]:
 
 
 def tuples_in_full(cases: Collection[tuple], *more: tuple) -> list[Any]:
-    """Return the same of a test with several parameters, which each case holds."""
+    """Return cases that hold each parameter of a test, as `in_full` does."""
     assert all(each in cases for each in more)
     full = pytest.mark.full
     return [pytest.param(*it, marks=[full] * (it in more)) for it in cases]
