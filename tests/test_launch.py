@@ -1,52 +1,42 @@
 """The launch files start what they say, where that can be tried."""
 
-import json
 import os
-import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+import pages
+
 
 LAUNCH = Path(__file__).parent.parent / "launch"
+STAND_IN = """#!/bin/bash
+printf '%s\\n' "$@" >"words ${*: -1}"
+"""
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("", 0))
-        return one.getsockname()[1]
-
-
-@pytest.mark.slow
-def test_ssh_trains_on_all_machines(tmp_path):
-    ssh = tmp_path / "ssh"
-    ssh.write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
-    ssh.chmod(0o755)
-    settings = {
-        "SSH": str(ssh),
-        "PORT": str(free_port()),
-        "TANAGER": str(Path(sys.executable).with_name("tanager")),
-        "JAX_PLATFORMS": "cpu",
-    }
-    words = ["digits", "--model", "linear", "--steps", "3", "--batch-size", "64"]
-    done = subprocess.run(
-        [LAUNCH / "ssh.sh", "127.0.0.1 localhost", *words, "--out", tmp_path / "run"],
-        env=os.environ | settings,
-        capture_output=True,
-        text=True,
-        timeout=180,
+def test_ssh_starts_the_command_on_all_machines(tmp_path, monkeypatch):
+    """`examples/two_hosts.py` trains with the same words."""
+    own = {"SSH": '#!/bin/sh\nshift\nexec sh -c "$*"\n', "TANAGER": STAND_IN}
+    for name, text in own.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    words = ["digits", "--model", "linear", "--out", "a folder"]
+    subprocess.run(
+        [LAUNCH / "ssh.sh", "one two", *words],
+        env=os.environ | {name: str(tmp_path / name) for name in own} | {"PORT": "99"},
+        cwd=tmp_path,
+        check=True,
+        timeout=60,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("was spent") == 1
-    config = json.loads((tmp_path / "run/config.json").read_text())
-    assert config["hosts"] == 2
-    assert json.loads((tmp_path / "run/result.json").read_text())["steps"] == 3
+    together = ["--distributed", "--coordinator", "one:99", "--hosts", "2", "--host"]
+    for host in range(2):
+        started = (tmp_path / f"words {host}").read_text().splitlines()
+        assert started == ["train", *words, *together, str(host)]
+        pages.takes(started, monkeypatch, "ssh.sh")
 
 
-@pytest.mark.slow
 def test_ssh_hands_on_what_went_wrong(tmp_path):
     ssh = tmp_path / "ssh"
     ssh.write_text("#!/bin/sh\nexit 255\n")
