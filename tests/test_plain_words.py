@@ -15,10 +15,6 @@ plain_words = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(plain_words)
 
 
-def test_the_project_is_in_plain_words():
-    assert plain_words.check(ROOT) == []
-
-
 @pytest.mark.parametrize(
     "place, text",
     [
