@@ -17,7 +17,8 @@ from tanager.cli import main
 # Fewer steps (`make test-full` has all; what the first page shows, `test_runner` too).
 SHORTER = {
     "docs/start.md": {
-        "train --out runs/demo": "train --steps 30 --out runs/demo",
+        "train --out runs/demo": "train --model linear --steps 30 --out runs/demo",
+        "digits: small-cnn": "digits: linear",
         "multiplier 5.442": "multiplier …",
         "step 10/150  ε = 0.6672": "step 10/30  ε = …",
         "step 150/150  ε = 3  test accuracy 9": "step 30/30  ε = 3  test accuracy ",
@@ -25,7 +26,13 @@ SHORTER = {
         "150 steps, ε = 3.00": "30 steps, ε = 3.00",
         "```text printed\n0\n": "```text printed\n…\n",
     },
+    "docs/images.md": {
+        "skin --epsilon 4\n": "skin --epsilon 4 --steps 10\n",
+        "step 60/60": "step 10/10",
+        "--groups patient --epsilon 8": "--groups patient --epsilon 8 --steps 10",
+    },
     "docs/training.md": {
+        'create("small-cnn"': 'create("linear"',
         "steps=40": "steps=8",
         "evaluate_every=20,": "evaluate_every=4,",
         "20 steps: ε = 2.12": "4 steps: ε = …",
