@@ -10,16 +10,20 @@ import json
 import math
 import os
 import re
+import runpy
 import subprocess
-import sys
+import warnings
 from importlib import metadata
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
+from matplotlib import pyplot as plt
 
 from forks import Fork
 from switch import FULL
+from tanager import __main__ as program
 
 
 ROOT = Path(__file__).parent.parent
@@ -46,6 +50,8 @@ SHORTER = {
     "flax_model": {"steps=60": "steps=20"},
     "last_layer": {
         **SHARED,
+        "examples(PUBLIC, 1000, 0)": "examples(PUBLIC, 400, 0)",
+        "64 / 4000": "64 / 1600",
         "steps=300)": "steps=100)",
         "for epsilon in (0.25, 0.5, 1.0, 2.0)": "for epsilon in (2.0,)",
         "for epsilon in (0.5, 2.0)": "for epsilon in (2.0,)",
@@ -53,7 +59,9 @@ SHORTER = {
     },
     "lora_vit": {
         **SHARED,
-        "steps=300)": "steps=150)",
+        "depth=2": "depth=1",
+        "steps=300)": "steps=120)",
+        "evaluate_every=100": "evaluate_every=120",
         "steps=40)": "steps=30)",
         "results = {": 'WAYS = ("lora",)\nresults = {',
         '("#0072b2", "#d55e00", "#009e73", "#767676")': '("#0072b2",)',
@@ -175,27 +183,30 @@ def shorter(name, folder):
 
 
 @pytest.fixture
-def run(tmp_path, tmp_path_factory):
+def run(tmp_path, tmp_path_factory, monkeypatch, capsys):
     """Run a script, compiled as for users if `as_is`; return its words and folder."""
+    plt.switch_backend("Agg")
+    programs = jax.config.values["jax_compilation_cache_dir"]
 
     def start(name, *, as_is=False):
         script = shorter(name, tmp_path_factory.mktemp("scripts"))
         if as_is:
             environment = os.environ | {"MPLBACKEND": "Agg", "XLA_FLAGS": ""}
-            done = subprocess.run(
-                [sys.executable, "-W", "error", script],
-                cwd=tmp_path,
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            printed, errors, code = done.stdout, done.stderr, done.returncode
-        else:
-            fork = Fork.computing([script], tmp_path)
+            fork = Fork(script, environment=environment, folder=tmp_path, strict=True)
             fork.wait()
-            printed, errors, code = fork.out, fork.errors, fork.code
-        assert code == 0, errors
+            assert fork.code == 0, fork.errors
+            printed = fork.out
+        else:
+            monkeypatch.chdir(tmp_path)
+            with (  # JAX's defaults
+                jax.numpy_dtype_promotion("standard"),
+                jax.numpy_rank_promotion("allow"),
+                warnings.catch_warnings(action="error"),
+            ):
+                runpy.run_path(str(script), run_name=name)
+            plt.close("all")
+            jax.config.update("jax_compilation_cache_dir", programs)
+            printed = capsys.readouterr().out
         assert [path.name for path in tmp_path.iterdir()] == ["runs"]
         assert [path.name for path in (tmp_path / "runs").iterdir()] == ["examples"]
         return printed, tmp_path / "runs" / "examples" / name
@@ -328,8 +339,21 @@ def test_patients(run):
     assert len(submission) == 21
 
 
+class Forked(Fork):
+    """What `subprocess.Popen` makes of `python -m tanager`, with less to import."""
+
+    def __init__(self, command, env, **_):
+        super().__init__(Path(program.__file__), command[3:], environment=env)
+
+    def communicate(self):
+        self.wait()
+        self.returncode = self.code
+        return self.out + self.errors, None
+
+
 @pytest.mark.slow
-def test_two_hosts(run):
+def test_two_hosts(run, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", subprocess.Popen if FULL else Forked)
     printed, _ = run("two_hosts")
     assert "650 parameters, largest difference 0.0" in printed
     assert "host 1 printed" in printed
