@@ -43,8 +43,9 @@ SHAPED = {"data", "models", "rules"}
 # Here nobody looks at the pictures of a run, or at how wide its intervals are; and
 # there, at the ε of persons with several images.
 NOT_LOOKED_AT = {"audit", "commands", "privacy", "recipes", "search", "training", "use"}
-NOT_LOOKED_AT |= {"test_adaptive", "test_pages"}
+NOT_LOOKED_AT |= {"test_adaptive", "test_examples", "test_pages"}
 NO_PERSONS = {"audit", "commands", "recipes", "search", "use"}
+NO_PERSONS |= {"test_examples", "test_pages"}
 
 
 def thinned(items):
@@ -99,7 +100,7 @@ def pytest_collection_finish():
 
 def pytest_runtest_teardown(item, nextitem):
     """Forget the programs of a file that has ended: they would take 7 GB in all."""
-    if nextitem is None or nextitem.path != item.path:
+    if nextitem is not None and nextitem.path != item.path:
         jax.clear_caches()
         gc.collect()
 
