@@ -76,7 +76,7 @@ def test_the_wheel_works_where_it_is_installed(wheel, tmp_path):
     python = tmp_path / "env/bin/python"
     install = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps"]
     quiet = ["--quiet", "--disable-pip-version-check", "--no-index"]
-    force = ["--ignore-installed", "--no-warn-script-location"]
+    force = ["--ignore-installed", "--no-warn-script-location", "--no-compile"]
     subprocess.run([*install, *quiet, *force, wheel], check=True)
 
     def run(*words):
