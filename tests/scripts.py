@@ -3,11 +3,12 @@
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from forks import Fork
 
 
 ROOT = Path(__file__).parent.parent
@@ -31,20 +32,12 @@ def on_devices(count: int, script: str, *words: Any, **environment: str) -> Any:
     Their number is fixed when JAX starts, so it takes a process of its own.
     """
     flags = os.environ.get("XLA_FLAGS", "")
-    folder = Path(__file__).parent
-    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     own = {
         "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={count}",
         "JAX_PLATFORMS": "cpu",
-        "JAX_NUMPY_DTYPE_PROMOTION": "strict",
-        "JAX_NUMPY_RANK_PROMOTION": "raise",
-        "PYTHONPATH": path.rstrip(os.pathsep),
     }
-    done = subprocess.run(
-        [sys.executable, "-W", "error", folder / "parallel" / script, *map(str, words)],
-        env=os.environ | own | environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    path = Path(__file__).parent / "parallel" / script
+    done = Fork(path, words, environment=os.environ | own | environment, strict=True)
+    done.wait()
+    assert done.code == 0, done.errors[-3000:]
+    return json.loads(done.out.splitlines()[-1])

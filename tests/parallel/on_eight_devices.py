@@ -1,4 +1,4 @@
-"""Trains on 1, 2, 4 and 8 devices of this process, and prints what came out as JSON.
+"""Trains on 1 to 8 devices of this process, and prints what came out as JSON.
 
 Run by `test_many_devices`, see `scripts.on_devices`.
 """
@@ -17,28 +17,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+import quick  # noqa: F401
 from parts import step as make_step
 from parts import train
 from switch import FULL
 from tanager.adaptive import AdaptiveClipping
 from tanager.bench.collectives import exchanged
-from tanager.clipping.planning.autotune import Timings
 from tanager.data import ArraySource, gather
 from tanager.parallel.layout import Layout
 from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
-from tanager.training.evaluate import Classification, Evaluation
+from tanager.training.evaluate import Classification
 
-
-if not FULL:
-    Timings.measure = lambda *arguments, **options: False
 
 N, FEATURES, HIDDEN, CLASSES, STEPS = 96, 16, 24, 4, 10
 MECHANISM = Mechanism(sample_rate=0.4, noise_multiplier=1.2, steps=STEPS)
 C, RATE = 0.7, 0.5
-# One update for every number of devices, whole and in shares: `the_same_bits`. Whole
-# on two, steps 6 to 10: `resumed`.
-GRID = [(8, 64, False), (8, 8, True)]
 WIDE = ["auto", "bk", *["bk_mixopt"] * FULL]
 
 
@@ -100,11 +94,6 @@ def trained(devices, physical, shard=False, **changes):
     )
 
 
-def accuracy(result):
-    assert result.evaluation is not None
-    return result.evaluation.accuracy
-
-
 def flat(tree):
     leaves = jax.tree.leaves(jax.device_get(tree))
     return np.concatenate([np.ravel(leaf) for leaf in leaves])
@@ -116,43 +105,37 @@ def apart(one, other):
 
 def equality():
     """Runs with clipping norms that the noisy counts of all devices move."""
-    evaluate = Classification(predict, examples(33, 1), tuple("abcd"))
-    reference, norms = followed(1, 64, evaluate=evaluate)
-    rows = []
-    for devices, physical, shard in GRID:
-        changes = {"evaluate": evaluate} if physical == 64 else {}
-        result, own = followed(devices, physical, shard, **changes)
-        row = {
-            "devices": devices,
-            "physical_batch_size": physical,
-            "shard_parameters": shard,
-            "difference": apart(result.params, reference.params),
-            "average": apart(result.average, reference.average),
-            "clip_norms": own,
-        }
-        if changes:
-            row["accuracy"] = accuracy(result)
-        rows.append(row)
-    # Resumed on other devices: the same stream of batches, views and noise.
-    several = Path(sys.argv[1]) / "several"
-    stopped = interrupted(several, 8, 16)
-    resumed = trained(2, 8, out=several, evaluate_every=5)
+    evaluate, last = Classification(predict, examples(33, 1), tuple("abcd")), []
+
+    def interrupting(model):
+        last.append(model)
+        if len(last) == 11:  # one before the first step, and two after each
+            os.kill(os.getpid(), signal.SIGINT)
+        return evaluate(model)
+
+    reference, expected = followed(1, 64, evaluate=evaluate)
+    # Stopped, and resumed on other devices: the same batches, views and noise.
+    out = Path(sys.argv[1]) / "several"
+    _, lines = followed(8, 8, True, out=out, evaluate=interrupting)
+    stopped = len((out / "ledger.jsonl").read_text().splitlines())
+    resumed, more = followed(2, 64, out=out, evaluate=evaluate)
     return {
-        "rows": rows,
+        "difference": apart(resumed.params, reference.params),
+        "average": apart(resumed.average, reference.average),
         "moved": apart(reference.params, params()),
-        "accuracy": accuracy(reference),
-        "clip_norms": norms,
         "stopped": stopped,
-        "resumed": apart(resumed.params, reference.params),
-        "resumed_steps": resumed.summary["steps"],
+        "steps": resumed.summary["steps"],
+        "lines": [*lines, *more],
+        "expected": expected,
     }
 
 
 def followed(*place, **changes):
-    """A run, and its clipping norm after each step."""
-    lines = []
-    result = trained(*place, evaluate_every=1, on_metrics=lines.append, **changes)
-    return result, [line["clip_norm"] for line in lines]
+    """A run, or None if it is stopped; clipping norm and accuracy after each step."""
+    lines, result = [], None
+    with contextlib.suppress(KeyboardInterrupt):
+        result = trained(*place, evaluate_every=1, on_metrics=lines.append, **changes)
+    return result, [[line["clip_norm"], line["test_accuracy"]] for line in lines]
 
 
 class EveryDeviceItsOwnNoise(Layout):
@@ -287,7 +270,7 @@ def wide_memory(strategy, shard=True):
     }
 
 
-def bits(layout, each=4):
+def bits(layout, each=2):
     """The parameters after one update, and the checksum, for each order of batches."""
     for turn in (1, -1):
         state, _, checksum = one_update(layout, each * layout.count, turn)
@@ -306,7 +289,7 @@ def the_same_bits():
     apart = [
         np.subtract(*map(numbers, pair)) for pair in zip(whole, shares, strict=False)
     ]
-    (_, other), _ = bits(Layout(2), each=3)
+    (_, other), _ = bits(Layout(1), each=16)
     return {
         "tried": len(made),
         "results": len({parameters for parameters, _ in whole}),
@@ -345,21 +328,6 @@ def main():
         "wide_whole": wide_memory("bk", shard=False),
     }
     print(json.dumps(found))
-
-
-def interrupted(out, devices, physical):
-    """Train until Ctrl-C after the second evaluation; return the steps charged."""
-    calls = []
-
-    def evaluate(model):
-        calls.append(1)
-        if len(calls) == 3:  # one before the first step, and two after step 5
-            os.kill(os.getpid(), signal.SIGINT)
-        return Evaluation(0.0, 0.0, ())
-
-    with contextlib.suppress(KeyboardInterrupt):
-        trained(devices, physical, out=out, evaluate=evaluate, evaluate_every=5)
-    return len((out / "ledger.jsonl").read_text().splitlines())
 
 
 if __name__ == "__main__":

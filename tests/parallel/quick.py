@@ -1,0 +1,16 @@
+"""Imported by the scripts here: as strict as tests are, and without what takes time."""
+
+import jax
+
+from switch import FULL
+from tanager import measures
+from tanager.clipping.planning.autotune import Timings
+from tanager.report import run_figures
+
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+if not FULL:
+    Timings.measure = lambda *arguments, **options: False
+    measures.RESAMPLES = 50
+    run_figures.curves = lambda *arguments: ""
