@@ -30,7 +30,7 @@ LAWS = [
     Selection(1 + 1e-6, 0),
     Selection(1 + 1e-6, 1e6),
     Selection(2, 1e6),
-    Selection(20_000, 0),
+    Selection(2000, 0),
     # The probability of no run, or of one, is below the smallest number.
     Selection(1000, math.inf),
     Selection(2000, 2000.0),
