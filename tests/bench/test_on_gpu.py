@@ -11,6 +11,7 @@ import types
 
 import pytest
 
+from forks import Fork
 from scripts import ROOT, load
 
 
@@ -25,6 +26,20 @@ def on_gpu():
 def test_every_part_runs_and_one_file_goes_on_elsewhere(
     on_gpu, tmp_path, capsys, monkeypatch
 ):
+    apart = on_gpu._apart
+
+    def forked(part, seconds, options):
+        """Run a script without its imports; the others as they are."""
+        script, *words = part.words
+        if script == "-m":
+            return apart(part, seconds, options)
+        one = Fork(ROOT / script, words, environment=os.environ | part.settings)
+        one.wait()
+        return one.code, one.out
+
+    # Plain SGD in JAX, and another precision: in `test_peers`.
+    monkeypatch.setattr(on_gpu, "PEERS", ("torch-sgd", "tanager:auto"))
+    monkeypatch.setattr(on_gpu, "_apart", forked)
     out = tmp_path / "here" / "on_gpu"
     words = ["--dry-run", "--out", str(out)]
     assert on_gpu.main(words) == 0
@@ -45,6 +60,7 @@ def test_every_part_runs_and_one_file_goes_on_elsewhere(
     assert (out / "run/result.json").exists()
     peers = json.loads((out / "peers.json").read_text())
     ready = [row for row in peers["works"][0]["rows"] if "error" not in row]
+    assert "tanager:auto" in {row["system"] for row in ready}
     assert {row["precision"] for row in ready} == {peers["precision"]} == {"float32"}
     # On another machine, from the one file: nothing is run again.
     there = tmp_path / "there"
