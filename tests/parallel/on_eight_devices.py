@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-
 import quick  # noqa: F401
+
 from parts import step as make_step
 from parts import train
 from switch import FULL

@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import quick  # noqa: F401
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-import quick  # noqa: F401
 from switch import FULL
 from tanager import clipped_grad
 from tanager.clipping import per_example

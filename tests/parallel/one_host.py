@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-
 import quick  # noqa: F401
+
 from parts import train
 from tanager.data import UnreadableExample
 from tanager.parallel import hosts
