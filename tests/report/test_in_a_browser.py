@@ -53,20 +53,25 @@ def page_of_an_evaluation(folder, names):
     return write_evaluation(folder.with_suffix(".html"), found, "m" * 90, "d", "all")
 
 
+PAGES = [
+    (page_of_a_run, 1, 10),
+    (page_of_a_run, 60, 10),
+    (page_of_an_evaluation, 60, 1),
+]
+
+
 @pytest.mark.skipif(BROWSER is None, reason="needs Chromium: apt install chromium")
-@pytest.mark.parametrize(
-    ("write", "length", "headings"),
-    [(page_of_a_run, 1, 10), (page_of_a_run, 60, 10), (page_of_an_evaluation, 60, 1)],
-)
-def test_nothing_is_wider_than_the_screen(tmp_path, write, length, headings):
-    names = [f"{k} {'long' * length}"[: length + 3] for k in range(20)]
-    page = html.escape(write(tmp_path / "run", names).read_text())
-    frames = "".join(
-        f'<iframe width={width} height=900 srcdoc="{page}"></iframe>'
-        for width in WIDTHS
-    )
+def test_nothing_is_wider_than_the_screen(tmp_path):
+    frames = []
+    for write, length, _ in PAGES:
+        names = [f"{k} {'long' * length}"[: length + 3] for k in range(20)]
+        page = html.escape(write(tmp_path / f"{len(frames)}", names).read_text())
+        frames += [
+            f'<iframe width={width} height=900 srcdoc="{page}"></iframe>'
+            for width in WIDTHS
+        ]
     around = tmp_path / "around.html"
-    around.write_text(AROUND.format(frames=frames))
+    around.write_text(AROUND.format(frames="".join(frames)))
     command = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu"]
     command += [f"--user-data-dir={tmp_path}/profile", "--window-size=1700,1000"]
     shown = subprocess.run(
@@ -76,7 +81,9 @@ def test_nothing_is_wider_than_the_screen(tmp_path, write, length, headings):
         timeout=120,
     ).stdout.decode()
     (content,) = re.findall("<pre id=.found.>(.*?)</pre>", shown)
-    for width, found in zip(WIDTHS, json.loads(html.unescape(content)), strict=True):
+    asked = [(page, width) for page in PAGES for width in WIDTHS]
+    all_found = json.loads(html.unescape(content))
+    for ((_, _, headings), width), found in zip(asked, all_found, strict=True):
         assert found["headings"] >= headings
         assert found["width"] <= width
         assert found["cut"] == []
