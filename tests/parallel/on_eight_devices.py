@@ -119,6 +119,7 @@ def equality():
     _, lines = followed(8, 8, True, out=out, evaluate=interrupting)
     stopped = len((out / "ledger.jsonl").read_text().splitlines())
     resumed, more = followed(2, 64, out=out, evaluate=evaluate)
+    assert reference is not None and resumed is not None
     return {
         "difference": apart(resumed.params, reference.params),
         "average": apart(resumed.average, reference.average),
