@@ -8,7 +8,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from runs import die, in_place_of, run
+from small_runs import die, in_place_of, run
 
 from switch import FULL
 from tanager.training import loop

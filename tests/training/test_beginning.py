@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import optax.contrib
 import pytest
-from runs import examples, first_params, loss, run
+from small_runs import examples, first_params, loss, run
 
 from tanager.data import ArraySource, subset
 from tanager.parallel import hosts

@@ -4,8 +4,8 @@ import types
 
 import numpy as np
 import pytest
-from runs import EVALUATE, run
 from scipy.stats import binom
+from small_runs import EVALUATE, run
 
 from tanager.privacy.mechanism import Mechanism
 from tanager.sampling import PoissonSampler

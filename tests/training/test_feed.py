@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from PIL import Image
-from runs import MECHANISM, examples, loss, predict, run, same
+from small_runs import MECHANISM, examples, loss, predict, run, same
 
 from tanager import data
 from tanager.data import ArraySource, UnreadableExample

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from runs import contents, examples, first_params, loss, run
+from small_runs import contents, examples, first_params, loss, run
 
 from tanager import data
 from tanager.privacy.mechanism import Mechanism

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from runs import EVALUATE, MECHANISM, first_params, loss, run, same
+from small_runs import EVALUATE, MECHANISM, first_params, loss, run, same
 
 import tanager
 from tanager.models import weights

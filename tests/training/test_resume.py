@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import MECHANISM, Killed, die, first_params, run, same
+from small_runs import MECHANISM, Killed, die, first_params, run, same
 
 import tanager
 from cases import in_full

@@ -10,7 +10,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from runs import run
+from small_runs import run
 
 import tanager
 from tanager.training import run_folder

@@ -5,8 +5,8 @@ import json
 import jax
 import numpy as np
 import pytest
-from runs import EVALUATE, die, first_params, loss, run
 from scipy import stats
+from small_runs import EVALUATE, die, first_params, loss, run
 
 from parts import step
 from tanager import Mechanism, Runtime

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from runs import run
+from small_runs import run
 from test_feed import Rows
 
 from tanager.adaptive import AdaptiveClipping
