@@ -50,8 +50,6 @@ SHORTER = {
     "flax_model": {"steps=60": "steps=20"},
     "last_layer": {
         **SHARED,
-        "examples(PUBLIC, 1000, 0)": "examples(PUBLIC, 400, 0)",
-        "64 / 4000": "64 / 1600",
         "steps=300)": "steps=100)",
         "for epsilon in (0.25, 0.5, 1.0, 2.0)": "for epsilon in (2.0,)",
         "for epsilon in (0.5, 2.0)": "for epsilon in (2.0,)",
