@@ -22,6 +22,7 @@ import optax
 import quick  # noqa: F401
 
 from parts import train
+from softmax import examples, loss, predict
 from tanager.data import UnreadableExample
 from tanager.parallel import hosts
 from tanager.privacy.account import Account
@@ -50,27 +51,10 @@ class Rows:
         return {name: values[index] for name, values in self.arrays.items()}
 
 
-def examples(rows, seed=0):
-    draw = np.random.default_rng(seed)
-    labels = draw.integers(0, CLASSES, rows).astype(np.int32)
-    x = np.eye(CLASSES, FEATURES)[labels] + 0.2 * draw.normal(size=(rows, FEATURES))
-    return {"x": x.astype(np.float32), "label": labels}
-
-
-def predict(params, example):
-    return params["w"] @ example["x"] + params["b"]
-
-
-def loss(params, example):
-    return optax.softmax_cross_entropy_with_integer_labels(
-        predict(params, example), example["label"]
-    )
-
-
 def main(settings):
     """Train; `settings` say who this is and what shall happen to it."""
     me = settings["host"]
-    test = Classification(predict, examples(30, 1), tuple("abcd"))
+    test = Classification(predict, examples(30, CLASSES, FEATURES, 1), tuple("abcd"))
     calls = []
 
     def evaluate(params):
@@ -83,7 +67,7 @@ def main(settings):
 
     seed = settings.get("data", {}).get(str(me), 0)
     own = settings.get("own", {}).get(str(me), {})
-    data = examples(60, seed)
+    data = examples(60, CLASSES, FEATURES, seed)
     params = {"w": jnp.zeros((CLASSES, FEATURES)), "b": jnp.zeros(CLASSES)}
     rows = Rows(data, settings.get("bad", ()))
     problem = Problem(loss, params, data if settings.get("held", True) else rows)

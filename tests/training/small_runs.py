@@ -9,7 +9,9 @@ import numpy as np
 import optax
 import pytest
 
+import softmax
 from parts import train
+from softmax import loss, predict
 from tanager.privacy.mechanism import Mechanism
 from tanager.training.evaluate import Classification
 
@@ -21,21 +23,7 @@ MECHANISM = Mechanism(sample_rate=0.4, noise_multiplier=1.2, steps=12)
 
 
 def examples(rows=N, seed=0):
-    random = np.random.default_rng(seed)
-    labels = random.integers(0, CLASSES, rows).astype(np.int32)
-    centres = np.eye(CLASSES, FEATURES)
-    x = centres[labels] + 0.2 * random.normal(size=(rows, FEATURES))
-    return {"x": x.astype(np.float32), "label": labels}
-
-
-def predict(params, example):
-    return params["w"] @ example["x"] + params["b"]
-
-
-def loss(params, example):
-    return optax.softmax_cross_entropy_with_integer_labels(
-        predict(params, example), example["label"]
-    )
+    return softmax.examples(rows, CLASSES, FEATURES, seed)
 
 
 def first_params():
