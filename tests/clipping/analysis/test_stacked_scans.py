@@ -186,7 +186,7 @@ ROLLED = [
     *(in_two_scans, slices_come_out, a_slice_is_the_next_carry, parts_of_slices),
     *(twice_in_a_step, flat_and_branches, of_custom_derivatives),
 ]
-# Both are within `in_two_scans`, of which the second is backwards.
+# `in_two_scans` has one scan of each kind.
 MORE = [layers, functools.partial(layers, reverse=True)]
 WRITTEN_OUT = [convolved, looked_up, scanned_within]
 
