@@ -1,7 +1,7 @@
 """Calibration: solve for the one parameter of a mechanism that a budget leaves open.
 
-A cheap Rényi bound finds the neighbourhood, a coarse grid of the privacy loss comes
-closer; only then does Brent's method work with the accountant that was asked for.
+The central limit theorem finds the neighbourhood, a coarse grid of the privacy loss
+comes closer; only then does Brent's method work with the accountant that was asked for.
 """
 
 import dataclasses
@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn, cast
 
-import numpy as np
 from scipy import special
 
 from tanager import _validate as validate
@@ -18,9 +17,6 @@ from tanager.privacy import accountant as accountants
 from tanager.privacy.accountant import Accountant
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.trade_off import TradeOff
-
-
-_COARSE_ORDERS = (1.1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 11, 16, 23, 32, 64, 128, 256)
 
 
 class _Unknown(NamedTuple):
@@ -49,7 +45,7 @@ class _Target(NamedTuple):
         name: of the argument.
         budget: its value.
         spent: by a mechanism, on a grid of some coarseness.
-        cheap: how large `spent` is about, in 10 ms.
+        cheap: how large `spent` is about, by the central limit theorem.
         size: of what is spent, growing about like q, 1/σ and √T.
         other: the argument that the budget depends on, " at delta = 1e-05".
         mends: the arguments to change if no mechanism keeps the budget.
@@ -221,7 +217,9 @@ def _target(
                     if others
                     else accountants.epsilon(one, delta, accountant, coarseness=grid)
                 ),
-                lambda one: _cheap_epsilon([one, *others], delta),
+                lambda one: accountants.epsilon_gaussian(
+                    math.hypot(*map(accountants.gdp_clt_mu, [one, *others])), delta
+                ),
                 other=f" at delta = {delta:g}",
                 mends="epsilon or delta",
             )
@@ -286,22 +284,8 @@ def _log_size(size: float, budget: float) -> float:
     return max(-50.0, min(50.0, math.log(size) - math.log(max(budget, tiny))))
 
 
-def _cheap_epsilon(mechanisms: Sequence[Mechanism], delta: float) -> float:
-    """Bound ε in 10 ms; for replace-one only roughly, by doubling the signal."""
-    divergences = np.zeros(len(_COARSE_ORDERS))
-    for one in mechanisms:
-        if one.adjacency is Adjacency.REPLACE_ONE:
-            one = dataclasses.replace(
-                one,
-                adjacency=Adjacency.ZERO_OUT,
-                noise_multiplier=one.noise_multiplier / 2,
-            )
-        divergences += accountants.rdp(one, _COARSE_ORDERS)
-    return accountants.epsilon_from_rdp(_COARSE_ORDERS, divergences, delta)
-
-
 def _guess(unknown: _Unknown, log_ratio: _LogRatio) -> float:
-    """Find where the cheap bound meets the budget, to one per cent."""
+    """Find where the central limit meets the budget, to one per cent."""
     if log_ratio(unknown.least_private) <= 0:
         return unknown.least_private
     if log_ratio(unknown.most_private) > 0:
