@@ -224,6 +224,10 @@ def test_bad_input_is_refused(tmp_path, words, message, capsys):
             "digits --method membership --epsilon 8 --clipping adaptive",
             "clipping (='adaptive') must be clip or automatic for membership",
         ),
+        (
+            "digits --method membership --noise-multiplier 5 --epsilon 8",
+            "--noise-multiplier (=5.0) must be left out for membership",
+        ),
     ],
 )
 def test_bad_input_is_refused_before_data_are_read(

@@ -241,6 +241,7 @@ def test_reasons_name_what_was_chosen_and_nothing_that_was_given(installed):
         ({}, {"solver", "head_input"}),
         ({"steps": 7}, {"head_input"}),
         ({"learning_rate": 1.0}, {"head_input"}),
+        ({"batch_size": 50}, {"head_input"}),
         ({"model": "small-cnn"}, set()),
     ],
 )

@@ -95,7 +95,7 @@ def test_the_exported_head_takes_features(file, run, tmp_path, capsys):
 def test_persons_held_out_examples_and_solvers(file, tmp_path, capsys):
     persons = ["--unit", "group", "--groups", "person", "--validation-examples", "50"]
     persons += ["--solver", "class-means", "--train-examples", "200"]
-    persons += ["--account", "none"]
+    persons += ["--steps", "1", "--account", "none"]
     assert main(command(file, tmp_path / "run", *persons)) == 0
     assert "200 persons of features" in capsys.readouterr().out
     result = json.loads((tmp_path / "run/result.json").read_text())
@@ -114,9 +114,15 @@ def test_persons_held_out_examples_and_solvers(file, tmp_path, capsys):
         (["--features", "f"], "features (='f') must be left out with features_from"),
         (["--stream", "True"], "stream (=True) must be left out with features_from"),
         (["--data", "d"], "--data (='d') does not apply to features"),
+        (
+            ["--solver", "class-means", "--batch-size", "9"],
+            "--batch-size (=9) does not apply to solver class-means",
+        ),
     ],
 )
-def test_what_needs_images_is_refused(file, tmp_path, capsys, words, message):
+def test_what_does_not_apply_to_features_is_refused(
+    file, tmp_path, capsys, words, message
+):
     assert main(command(file, tmp_path / "run", *words)) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

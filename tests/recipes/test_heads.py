@@ -104,6 +104,26 @@ def test_public_numbers_choose_the_solver(given, examples, solver, steps, rate):
     assert found.batch_size == examples
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"batch_size": 64},
+        {"clip_norm": 0.5},
+        {"optimizer": "adamw"},
+        {"noise_multiplier": 9.0, "solve_for": "steps"},
+    ],
+)
+def test_what_is_given_stands_where_class_means_would_suit(given):
+    found = heads.resolved(dataclasses.replace(AUTO, **given), 600, 1280)
+    assert found.solver == "dp-sgd"
+    assert {name: getattr(found, name) for name in given} == given
+    mechanism = solve_budget(found, 600).mechanism
+    assert (mechanism.steps == 60) != ("noise_multiplier" in given)
+    assert mechanism.noise_multiplier == given.get(
+        "noise_multiplier", mechanism.noise_multiplier
+    )
+
+
 def test_noise_that_is_given_is_kept():
     given = dataclasses.replace(AUTO, noise_multiplier=500.0)
     found = heads.resolved(given, 600, 1280)
@@ -129,7 +149,10 @@ MEANS = {"solver": "class-means", "steps": 1, "learning_rate": 1}
             {"epsilon": None, "noise_multiplier": 9.0, "steps": 3},
             "must be given for so",
         ),
-        ({"solve_for": "steps", "noise_multiplier": 9.0}, "of 1 step"),
+        (
+            {"solver": "class-means", "solve_for": "steps", "noise_multiplier": 9.0},
+            r"noise_multiplier .*left out beside epsilon for class-means, of 1 step",
+        ),
     ],
 )
 def test_what_the_map_does_not_know_is_refused(given, message):

@@ -15,7 +15,7 @@ import tyro
 
 from tanager import _validate as validate
 from tanager import recipes
-from tanager.recipes.fields import ClassWeights
+from tanager.recipes.fields import ClassWeights, unlike_class_means
 from tanager.recipes.recipe import Recipe, RecipeEntry, Solved
 
 
@@ -95,6 +95,12 @@ def _refuse_unused(recipe: Recipe, given: Collection[str]) -> None:
         value = recipe.examples_per_group
         rule = "needs --unit group, which protects persons"
         validate.refuse("examples_per_group", value, rule, "add it, or leave this out")
+    if recipe.solver == "class-means":
+        for name in unlike_class_means(recipe):
+            if name in given:
+                rule = "does not apply to solver class-means, one sum of all examples"
+                remedy = "leave it out, or give --solver dp-sgd"
+                validate.refuse(name, getattr(recipe, name), rule, remedy)
     for name in sorted({"crop_padding", "padding_mode", "flip"} & set(given)):
         from tanager.data.augment import KINDS
 

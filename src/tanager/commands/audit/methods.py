@@ -128,6 +128,9 @@ def membership(
         rule = "must be given for membership"
         remedy = "the noise of each setting is solved for from epsilon and delta"
         validate.refuse(missing, None, rule, remedy)
+    if recipe.solve_for not in (None, "noise_multiplier"):
+        rule = "must be left out for membership: it is solved for"
+        validate.refuse("noise_multiplier", recipe.noise_multiplier, rule)
     if recipe.clipping == "adaptive":
         rule = "must be clip or automatic for membership, whose settings have one norm"
         remedy = "or audit by --method replay or white-box"
