@@ -54,7 +54,8 @@ class Options:
     """Number of trials in the search. No combination of values is tried twice."""
 
     simulation_batch_sizes: tuple[int, ...] = ()
-    """Simulated batch sizes. Default: 1/128, 1/64 and 1/32 of B, at least 32."""
+    """Simulated batch sizes. Default: b, 2b and 4b; b is B/128, at least 32, but B/8 if
+    B is below 128."""
 
     vary: tuple[str, ...] = ()
     """What to search: NAME=1,2,4, NAME=0.5..8, or NAME for the TAN paper's grid."""
