@@ -133,6 +133,7 @@ def test_images_that_may_be_trained_on_are_not_called_test_images(
                 assert code == 0, err
                 continue
             assert code == 2, (known, place)
+            assert ("not on record" in err) == (known not in SPLITS)
             assert "for images that training did not see, give --split all" in err
 
 

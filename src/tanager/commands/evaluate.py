@@ -314,8 +314,7 @@ def _require_split(
         same &= options.groups in (None, recorded.get("groups"))
     if same or (found == "given" and trained not in _SPLIT_BY):
         return
-    older = "an earlier version did not record how training split"
-    why = _SPLIT_BY.get(str(trained), older)
+    why = _SPLIT_BY.get(str(trained), "it is not on record how training split images")
     part = "a test part" if found == "given" else "no test part"
     rule = f"is not known: {path} has {part} of its own, and {why}"
     validate.refuse("split", options.split, rule, remedy)
