@@ -228,6 +228,14 @@ def test_bad_input_is_refused(tmp_path, words, message, capsys):
             "digits --method membership --noise-multiplier 5 --epsilon 8",
             "--noise-multiplier (=5.0) must be left out for membership",
         ),
+        (
+            "digits --method membership --steps 9",
+            "--steps (=9) does not apply to --method membership: give --update-counts",
+        ),
+        (
+            "digits --method one-run --models 9",
+            "--models (=9) applies to --method membership alone: leave it out",
+        ),
     ],
 )
 def test_bad_input_is_refused_before_data_are_read(
@@ -275,7 +283,7 @@ def test_membership_resizes_mixed_images_as_training_does(tmp_path, monkeypatch)
         Image.fromarray(pixels).save(folder / f"{number}.png")
     words = ["audit", "folder", "--data", str(tmp_path / "data"), "--method"]
     words += ["membership", "--model", "linear", "--epsilon", "8", "--delta", "0.01"]
-    words += ["--steps", "2", "--account", "none", "--out", str(tmp_path / "out")]
+    words += ["--account", "none", "--out", str(tmp_path / "out")]
     seen = []
 
     def task(recipe, *_):

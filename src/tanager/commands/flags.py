@@ -41,7 +41,8 @@ def parse(
         words: after these: the name of a recipe, digits by default, and flags.
         options: a frozen dataclass of defaults with other names than the recipe's. Its
             `SHORT` names the flags that --help shows, its own and a few of the recipe
-            by default; --help-all shows every one.
+            by default; --help-all shows every one. `refuse_unused(recipe, given)`, if
+            it has one, gets the names of the flags that were typed.
         entry: the recipe to start from, if `words` do not name it.
     """
     if entry is None:
@@ -71,12 +72,16 @@ def parse(
         values["solve_for"] = _solved(given, values)
     recipe = Recipe(**values)
     _refuse_unused(recipe, given)
+    made = options(**own)
+    refuse = getattr(made, "refuse_unused", None)
+    if refuse is not None:
+        refuse(recipe, given)
     chosen = {recipe.model, recipe.fine_tune, recipe.head_input}
     if command != "train" and "auto" in chosen:
         from tanager.recipes import automatic
 
         recipe = automatic.resolved(recipe)
-    return entry, recipe, options(**own)
+    return entry, recipe, made
 
 
 def _solved(given: Collection[str], values: Mapping[str, Any]) -> Solved | None:

@@ -1,10 +1,39 @@
 """What may be said of an audit on the command line."""
 
 import dataclasses
+from collections.abc import Collection
 from typing import ClassVar, Literal
 
 from tanager import _validate as validate
 from tanager.commands import flags
+from tanager.recipes.recipe import Recipe
+
+
+_METHODS = {
+    "confidence": ("white-box", "membership", "one-run"),
+    "canaries": ("white-box", "one-run"),
+    "canary_examples": ("white-box",),
+    "knows_sample": ("white-box",),
+    "audited_steps": ("white-box",),
+    "guessed": ("one-run",),
+    "models": ("membership",),
+    "sweep_models": ("membership",),
+    "audited_batch_size": ("membership",),
+    "update_counts": ("membership",),
+    "learning_rates": ("membership",),
+    "clip_norms": ("membership",),
+    "canary_kinds": ("membership",),
+    "models_at_once": ("membership",),
+}
+"""The methods that heed a flag, where not all do."""
+
+_OF_MEMBERSHIP = {
+    "steps": "update_counts",
+    "batch_size": "audited_batch_size",
+    "learning_rate": "learning_rates",
+    "clip_norm": "clip_norms",
+}
+"""What of a recipe the attacker of membership chooses, and the flag for it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,3 +115,18 @@ class Options:
     def __post_init__(self):
         if self.audited_examples is not None:
             validate.whole(audited_examples=self.audited_examples, at_least=1)
+
+    def refuse_unused(self, recipe: Recipe, given: Collection[str]) -> None:
+        """Refuse flags that were given and that the method does not heed."""
+        for name, methods in _METHODS.items():
+            if name in given and self.method not in methods:
+                rule = f"applies to --method {' and '.join(methods)} alone"
+                validate.refuse(name, getattr(self, name), rule, "leave it out")
+        solved = recipe.leaves_open or recipe.solver != "dp-sgd"
+        if self.method != "membership" or solved:
+            return
+        for name, own in _OF_MEMBERSHIP.items():
+            if name in given and getattr(recipe, name):  # batch size 0 is all examples
+                rule = "does not apply to --method membership"
+                remedy = f"give --{own.replace('_', '-')}"
+                validate.refuse(name, getattr(recipe, name), rule, remedy)
