@@ -4,7 +4,7 @@ import csv
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
@@ -68,19 +68,26 @@ def run(arguments: Sequence[str]) -> int:
     if others:
         counts = ", ".join(f"{ending} {count}" for ending, count in others.items())
         _say(f"{sum(others.values())} files are not images: {clean(counts)}")
-    failed = 0
-    show = _json_lines if options.json else _csv_lines
+    failed, out = 0, csv.writer(sys.stdout, lineterminator="\n")
+    found = model.each(examples, options.batch_size)
     with models_in_use.progress(len(examples) > options.batch_size) as report:
-        rows = _predicted(model, names, examples, options, report)
-        for error in show(model, rows, options.top):
-            failed += 1
-            _say(f"error: {error}")
+        for done, (name, each) in enumerate(zip(names, found, strict=True), 1):
+            report(done, len(names))
+            if isinstance(each, ValueError):
+                failed += 1
+                _say(f"error: {each}")
+                continue
+            row = model.described(each, options.top)
+            if options.json:
+                print(json.dumps({"file": name, **row}, ensure_ascii=False))
+                continue
+            if done - failed == 1:  # the first tells how many classes there are
+                columns = _columns(model, options.top)
+                out.writerow(["file", "class", "probability", *columns])
+            out.writerow([name, *_cells(row, options.top)])
     if failed:
         _say(f"{failed} of {len(names)} files were not predicted")
     return int(failed > 0)
-
-
-_Row = tuple[str, dict[str, Any]] | ValueError
 
 
 def _inputs(
@@ -100,48 +107,15 @@ def _inputs(
     return [f"{paths[0]}:{number}" for number in range(len(rows))], rows, {}
 
 
-def _predicted(
-    model: "Model", names: Sequence[str], examples: Any, options: Arguments, report: Any
-) -> Iterator[_Row]:
-    found = model.each(examples, options.batch_size)
-    for done, (name, each) in enumerate(zip(names, found, strict=True), 1):
-        report(done, len(names))
-        if isinstance(each, ValueError):
-            yield each
-        else:
-            yield name, model.described(each, options.top)
-
-
-def _json_lines(
-    model: "Model", rows: Iterator[_Row], top: int | None
-) -> Iterator[ValueError]:
-    for row in rows:
-        if isinstance(row, ValueError):
-            yield row
-        else:
-            print(json.dumps({"file": row[0], **row[1]}, ensure_ascii=False))
-
-
-def _csv_lines(
-    model: "Model", rows: Iterator[_Row], top: int | None
-) -> Iterator[ValueError]:
-    """Print CSV: all classes in their order, or the `top` ones by rank."""
-    out, header = csv.writer(sys.stdout, lineterminator="\n"), False
-    for row in rows:
-        if isinstance(row, ValueError):
-            yield row
-            continue
-        if not header:  # the first prediction tells how many classes there are
-            out.writerow(["file", "class", "probability", *_columns(model, top)])
-            header = True
-        name, found = row
-        pairs = [*found["probabilities"].items()]
-        more = [_shown(value) for _, value in pairs]
-        if top is not None:
-            more = [text for k, v in pairs[1:] for text in (k, _shown(v))]
-        named = found["class"]
-        named = named if isinstance(named, str) else "|".join(named)
-        out.writerow([name, named, _shown(found["probability"]), *more])
+def _cells(found: Mapping[str, Any], top: int | None) -> list[str]:
+    """Return the cells of a line: all classes in their order, or `top` by rank."""
+    pairs = [*found["probabilities"].items()]
+    more = [_shown(value) for _, value in pairs]
+    if top is not None:
+        more = [text for k, v in pairs[1:] for text in (k, _shown(v))]
+    named = found["class"]
+    named = named if isinstance(named, str) else "|".join(named)
+    return [named, _shown(found["probability"]), *more]
 
 
 def _columns(model: "Model", top: int | None) -> list[str]:
