@@ -15,6 +15,7 @@ from tanager.cli import main
 from tanager.data import ArraySource
 from tanager.report import throughput_figures
 from tanager.sampling import PhysicalBatch
+from tanager.training.step import Step
 
 
 WORKLOAD = Workload("linear", (6,), classes=3)
@@ -26,13 +27,13 @@ SMALL += ["3", "--examples", "40", "--steps", "2", "--physical-batches", "4"]
 @pytest.mark.parametrize(("streamed", "sizes"), [(False, (4, 16)), (True, (16,))])
 def test_batches_change_and_are_compiled_once(monkeypatch, streamed, sizes):
     seen = []
-    accumulate = throughput._Training._accumulate
+    accumulate = Step.accumulate
 
-    def counted(training, total, batch, number):
+    def counted(step, params, total, batch, key):
         seen.append(int(np.asarray(batch.mask).sum()))
-        return accumulate(training, total, batch, number)
+        return accumulate(step, params, total, batch, key)
 
-    monkeypatch.setattr(throughput._Training, "_accumulate", counted)
+    monkeypatch.setattr(Step, "accumulate", counted)
     if streamed:
         monkeypatch.setattr(throughput, "can_hold", lambda *_: False)
     rows, stopped = bench_throughput(WORKLOAD, ("sgd", "auto"), sizes, PROTOCOL)
@@ -62,16 +63,16 @@ def test_nothing_is_read_ahead_in_the_turn_of_another(monkeypatch):
     def reading():
         return {thread.ident for thread in threading.enumerate()} & set(readers)
 
-    def alone(training, total, batch, number):
+    def alone(step, params, total, batch, key):
         # A reader that was told to end may take a moment.
         deadline = time.monotonic() + 10
         while len(reading() - {threading.get_ident()}) > 1:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        return accumulate(training, total, batch, number)
+        return accumulate(step, params, total, batch, key)
 
-    accumulate = throughput._Training._accumulate
-    monkeypatch.setattr(throughput._Training, "_accumulate", alone)
+    accumulate = Step.accumulate
+    monkeypatch.setattr(Step, "accumulate", alone)
     monkeypatch.setattr(throughput, "_POOL_BYTES", 3 * (6 * 4 + 4))
     monkeypatch.setattr(Pool, "gather", read)
     rows, _ = bench_throughput(WORKLOAD, ("sgd", "per_example"), (4,), PROTOCOL)

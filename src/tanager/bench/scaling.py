@@ -25,7 +25,7 @@ from tanager.bench import cluster, programs
 from tanager.bench.collectives import exchanged
 from tanager.bench.machine import machine
 from tanager.bench.timing import Measurement, in_turns
-from tanager.bench.workload import Workload
+from tanager.bench.workload import Workload, logical_step
 from tanager.clipping.analysis.dtypes import accumulation_dtype
 from tanager.parallel.layout import Layout
 from tanager.sampling import PhysicalBatch
@@ -87,13 +87,8 @@ class LogicalStep:
 
     def run(self) -> None:
         """Make one logical step and wait for it."""
-        step, state, number = self._step, self._state, self._done
-        total, key = step.zero(), step.augmentation_key(number)
-        for _ in range(self._chunks):
-            total = step.accumulate(state.params, total, self._batch, key)
-        drawn = step.draw(number)
-        self._state, counts, _ = step.apply(state, total, drawn, np.int32(number))
-        jax.block_until_ready((self._state, counts))
+        batches = [self._batch] * self._chunks
+        self._state = logical_step(self._step, self._state, batches, self._done)
         self._done += 1
 
 

@@ -23,16 +23,14 @@ import numpy as np
 from tanager import _validate as validate
 from tanager.bench import programs
 from tanager.bench.timing import Measurement, in_turns
-from tanager.bench.workload import SGD, Workload
+from tanager.bench.workload import SGD, Workload, logical_step
 from tanager.compiling import require_nans
 from tanager.data import ArraySource, Source
 from tanager.data.loader import an_example
 from tanager.data.source import check_index, gather
 from tanager.parallel.layout import Layout
-from tanager.sampling import PhysicalBatch
 from tanager.training.feed import Feed, can_hold, feeding, held
 from tanager.training.problem import Problem, Runtime
-from tanager.training.state import Accumulator
 from tanager.training.step import Step
 
 
@@ -112,23 +110,22 @@ class _Training:
         with self._feeding(0) as feed:
             batch = feed.empty()
         total = jax.block_until_ready(self.step.zero())
-        self.step.augmentation_key(0)  # a program of its own
+        key = self.step.augmentation_key(0)  # by a program of its own
         with self._counting():
             started = time.perf_counter()
-            total = jax.block_until_ready(self._accumulate(total, batch, 0))
+            total = self.step.accumulate(self._state.params, total, batch, key)
+            jax.block_until_ready(total)
             seconds = time.perf_counter() - started
-        self._update(total, 0)
-        # Again: the second step is given what the first returned.
-        self._update(self._accumulate(self.step.zero(), batch, 0), 0)
+        # Twice: the second step is given what the first returned.
+        for _ in range(2):
+            self._state = logical_step(self.step, self._state, [batch], 0)
         return seconds
 
     def run(self, number: int) -> None:
         """Make one logical step and wait for it."""
         with self._counting(), self._feeding(number) as feed:
-            total = self.step.zero()
-            for batch, _ in feed.batches(number):
-                total = self._accumulate(total, batch, number)
-            self._update(total, number)
+            batches = (batch for batch, _ in feed.batches(number))
+            self._state = logical_step(self.step, self._state, batches, number)
 
     @contextlib.contextmanager
     def _counting(self) -> Iterator[None]:
@@ -142,19 +139,6 @@ class _Training:
             yield
         finally:
             jax.monitoring.unregister_event_duration_listener(count)
-
-    def _accumulate(
-        self, total: Accumulator, batch: PhysicalBatch, number: int
-    ) -> Accumulator:
-        key = self.step.augmentation_key(number)
-        return self.step.accumulate(self._state.params, total, batch, key)
-
-    def _update(self, total: Accumulator, number: int) -> None:
-        drawn = self.step.draw(number)
-        self._state, *rest = self.step.apply(
-            self._state, total, drawn, np.int32(number)
-        )
-        jax.block_until_ready((self._state, rest))
 
 
 def bench_throughput(

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import equinox as eqx
@@ -16,9 +17,11 @@ from tanager import _validate as validate
 from tanager import models
 from tanager.parallel.layout import Layout
 from tanager.privacy.mechanism import Mechanism
+from tanager.sampling import PhysicalBatch
 from tanager.seed import Seed
 from tanager.training import precision as precisions
 from tanager.training.problem import DPSGD, Problem, Runtime
+from tanager.training.state import State
 from tanager.training.step import Step
 
 
@@ -113,9 +116,7 @@ class Workload:
         """
         private = strategy != SGD
         strategy, _, memory = strategy.partition(":")
-        problem = Problem(_loss, self.param_shapes, None)
-        if self.views > 1:
-            problem = dataclasses.replace(problem, loss=self.loss)
+        problem = Problem(self.loss, self.param_shapes, None)
         algorithm = DPSGD(
             Mechanism(
                 sample_rate, noise_multiplier=1.0 if private else 0.0, steps=_STEPS
@@ -141,6 +142,19 @@ class Workload:
         if self.views == 1:
             return _loss(params, example)
         return jnp.mean(jax.vmap(_loss, (None, 0))(params, example))
+
+
+def logical_step(
+    step: Step, state: State, batches: Iterable[PhysicalBatch], number: int
+) -> State:
+    """Make the update of a logical batch, wait for it, and return the state after."""
+    total, key = step.zero(), step.augmentation_key(number)
+    for batch in batches:
+        total = step.accumulate(state.params, total, batch, key)
+    drawn = step.draw(number)
+    state, *rest = step.apply(state, total, drawn, np.int32(number))
+    jax.block_until_ready((state, rest))
+    return state
 
 
 def _loss(model: Any, example: Any) -> Array:
