@@ -383,23 +383,24 @@ def _with_classes(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
         validate.refuse(
             "classes", names, "must be two or more, each of them once", "or left out"
         )
-    if labels_of(dataset.train).ndim == 2:
-        columns = [dataset.classes.index(name) for name in names]
-        train = test = _with_columns(dataset.train, columns)
-        if dataset.test is not dataset.train:
-            test = _with_columns(dataset.test, columns)
-        return dataclasses.replace(dataset, train=train, test=test, classes=names)
+    columns = [dataset.classes.index(name) for name in names]
     numbers = np.full(len(dataset.classes), -1, np.int32)
-    numbers[[dataset.classes.index(name) for name in names]] = np.arange(len(names))
+    numbers[columns] = np.arange(len(names))
+    several = labels_of(dataset.train).ndim == 2
+
+    def renumbered(labels: np.ndarray) -> np.ndarray:
+        return labels[:, columns] if several else numbers[labels]
 
     def of_classes(source: Any) -> tuple[Source, np.ndarray]:
         base, rows = unfolded(source)
-        found = numbers[labels_of(source)]
-        chosen = np.flatnonzero(found >= 0)
+        chosen = np.arange(len(source))
+        if not several:
+            chosen = np.flatnonzero(numbers[labels_of(source)] >= 0)
         if isinstance(base, ArraySource):
-            examples = {**source.gather(chosen), "label": found[chosen]}
-            return ArraySource(examples), chosen
-        relabelled = base.relabelled(numbers[base.labels])
+            found = source.gather(chosen)
+            found["label"] = renumbered(found["label"])
+            return ArraySource(found), chosen
+        relabelled = base.relabelled(renumbered(base.labels))
         return subset(relabelled, rows[chosen]), chosen
 
     train, chosen = test, _ = of_classes(dataset.train)
@@ -409,14 +410,6 @@ def _with_classes(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
     return dataclasses.replace(
         dataset, train=train, test=test, classes=names, owners=owners
     )
-
-
-def _with_columns(source: Any, columns: Sequence[int]) -> Source:
-    base, rows = unfolded(source)
-    if isinstance(base, ArraySource):
-        found = source.gather(np.arange(len(source)))
-        return ArraySource(found | {"label": found["label"][:, columns]})
-    return subset(base.relabelled(base.labels[:, columns]), rows)
 
 
 def _parted(dataset: Dataset, validation: int, wanted: int | None) -> Dataset:
