@@ -53,8 +53,8 @@ class Task(NamedTuple):
     problem: Problem
     predict: Callable[[Any, Any], jax.Array]
     test: Source
-    augment_test: Callable[[jax.Array, Any], Any] | None
-    origin: dict[str, Any] | None
+    augment_test: Callable[[jax.Array, Any], Any] | None = None
+    origin: dict[str, Any] | None = None
 
 
 _ASSUMED = (
@@ -112,8 +112,7 @@ def make(
     elif recipe.head == "zero":
         model = with_zero_head(model)
     if recipe.features_from is not None:
-        sources = dataset.train, dataset.test
-        return _on_features(recipe, dataset, model, origin, sources)
+        return _on_features(recipe, dataset, model)._replace(origin=origin)
 
     prepared = preprocessing(recipe, dataset)
     augmented = augmentation(recipe, dataset.image_shape)
@@ -131,7 +130,7 @@ def make(
     trainable = None if recipe.fine_tune == "all" else marks
     if recipe.caches:
         part = "head_input" if recipe.caches_features else "fronts"
-        sources = _cached(
+        dataset = _cached(
             recipe,
             dataset,
             lambda frozen, example: getattr(frozen, part)(pixels(example)),
@@ -140,8 +139,10 @@ def make(
             progress,
         )
         if recipe.caches_features:
-            return _on_features(recipe, dataset, model, origin, sources)
-        return _on_front(recipe, dataset, model, trainable, origin, sources)
+            task = _on_features(recipe, dataset, model)
+        else:
+            task = _on_front(recipe, dataset, model, trainable)
+        return task._replace(origin=origin)
 
     def augment(key: jax.Array, example: Any) -> Any:
         return {**example, "image": augmented(key, example["image"])}
@@ -149,24 +150,33 @@ def make(
     def predict(model: Any, example: Any) -> jax.Array:
         return model(pixels(example)).astype(jnp.float32)
 
-    problem = Problem(
-        _cross_entropy(recipe, dataset, predict),
+    task = _task(
+        recipe,
+        dataset,
+        predict,
         model,
-        units(recipe, dataset, dataset.train),
         augment=augment if recipe.augmentation_multiplicity else None,
         trainable=trainable,
         finish=merge,
-        unreadable=recipe.unreadable,
     )
     views = augment if recipe.test_views else None
-    return Task(problem, predict, dataset.test, views, origin)
+    return task._replace(augment_test=views, origin=origin)
 
 
-def units(recipe: Recipe, dataset: Dataset, source: Source) -> Source | Grouped:
-    """Return training examples as the data of a problem: grouped to protect persons."""
-    if recipe.unit == "example":
-        return source
-    return Grouped(source, dataset.owners, recipe.examples_per_group)
+def _task(
+    recipe: Recipe,
+    dataset: Dataset,
+    predict: Callable[[Any, Any], jax.Array],
+    params: PyTree,
+    **fields: Any,
+) -> Task:
+    """Return the task of fitting what `predict` returns, with `fields` of a problem."""
+    data = dataset.train
+    if recipe.unit == "group":
+        data = Grouped(data, dataset.owners, recipe.examples_per_group)
+    loss, unreadable = _cross_entropy(recipe, dataset, predict), recipe.unreadable
+    problem = Problem(loss, params, data, unreadable=unreadable, **fields)
+    return Task(problem, predict, dataset.test)
 
 
 def size(recipe: Recipe, dataset: Dataset) -> int:
@@ -317,8 +327,8 @@ def _cached(
     parameters: Any,
     out: Path,
     progress: bool,
-) -> tuple[Source, Source]:
-    """Return the training and test examples with features in place of images."""
+) -> Dataset:
+    """Return the data set with features in place of images."""
     folder = Path(recipe.features or out / "private" / "features")
 
     def cached(name: str, source: Source) -> Source:
@@ -328,54 +338,32 @@ def _cached(
             )
 
     train = hosts.chief_first(lambda: cached("training", dataset.train))
-    return train, hosts.chief_first(lambda: cached("test", dataset.test))
+    test = hosts.chief_first(lambda: cached("test", dataset.test))
+    return dataclasses.replace(dataset, train=train, test=test)
 
 
-def _on_features(
-    recipe: Recipe,
-    dataset: Dataset,
-    model: Any,
-    origin: dict[str, Any] | None,
-    sources: tuple[Source, Source],
-) -> Task:
+def _on_features(recipe: Recipe, dataset: Dataset, model: Any) -> Task:
     """Train the last layer on its inputs, rounded as in the whole model."""
     dtype = jnp.float32 if recipe.features_from else image_dtype(recipe.precision)
 
     def predict(head: Any, example: Any) -> jax.Array:
         return head(example["features"].astype(dtype)).astype(jnp.float32)
 
-    problem = Problem(
-        _cross_entropy(recipe, dataset, predict),
-        model.head,
-        units(recipe, dataset, sources[0]),
-        finish=lambda head: eqx.tree_at(lambda model: model.head, model, head),
-        unreadable=recipe.unreadable,
-    )
-    return _solved(recipe, Task(problem, predict, sources[1], None, origin))
+    def finish(head: Any) -> Any:
+        return eqx.tree_at(lambda model: model.head, model, head)
+
+    task = _task(recipe, dataset, predict, model.head, finish=finish)
+    return _solved(recipe, task)
 
 
-def _on_front(
-    recipe: Recipe,
-    dataset: Dataset,
-    model: Any,
-    trainable: PyTree,
-    origin: dict[str, Any] | None,
-    sources: tuple[Source, Source],
-) -> Task:
+def _on_front(recipe: Recipe, dataset: Dataset, model: Any, trainable: PyTree) -> Task:
     """Train the last stage on what the front, which stays as it is, makes of images."""
 
     def predict(model: Any, example: Any) -> jax.Array:
         seen = example["features"].astype(image_dtype(recipe.precision))
         return model.head(model.head_input_of(seen)).astype(jnp.float32)
 
-    problem = Problem(
-        _cross_entropy(recipe, dataset, predict),
-        model,
-        units(recipe, dataset, sources[0]),
-        trainable=trainable,
-        unreadable=recipe.unreadable,
-    )
-    return Task(problem, predict, sources[1], None, origin)
+    return _task(recipe, dataset, predict, model, trainable=trainable)
 
 
 def _solved(recipe: Recipe, task: Task) -> Task:
