@@ -1,7 +1,6 @@
 """Figures of an audit: bounds below the claim, the ROC of the attack, its scores."""
 
 import dataclasses
-import functools
 import math
 import pathlib
 from collections.abc import Mapping
@@ -41,8 +40,8 @@ def plot(
 def _epsilon(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> None:
     delta, claimed = found["delta"], found["claimed_epsilon"]
     deltas = np.geomspace(min(1e-8, delta / 100), min(0.5, 100 * delta), _POINTS)
-    deltas = np.sort(np.append(deltas, delta))
-    claims = [_claimed(mechanism, float(each)) for each in deltas]
+    deltas = sorted([*deltas.tolist(), delta])
+    claims = [accountant.epsilon(mechanism, each, coarseness=4.0) for each in deltas]
     axes.plot(deltas, claims, color=_CLAIM, linewidth=2, label="claimed ε")
     axes.plot([delta], [claimed], "o", color=_CLAIM)
     confidence = f"{100 * found['confidence']:g} %"
@@ -64,7 +63,7 @@ def _roc(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> None:
     inside, outside = (np.array(found["scores"][n]) for n in ("inside", "outside"))
     rates = np.concatenate([np.geomspace(_SMALLEST / 10, 1, 120), [1.0]])
     part, label = attacked(found, mechanism)
-    limit = 1 - _limit(part, tuple(rates.tolist()))
+    limit = 1 - TradeOff(part, coarseness=4.0).false_negatives(rates)
     axes.plot(rates, limit, color=_CLAIM, linewidth=2, label=label)
     places = np.unique(np.concatenate([inside, outside]))[::-1]
     right = 1 - np.searchsorted(np.sort(inside), places) / len(inside)
@@ -113,13 +112,3 @@ def _scores(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> Non
         axes.axvline(threshold, color="#333333", linestyle="--", label="threshold")
     axes.set_xlabel("score")
     axes.set_ylabel("density")
-
-
-@functools.lru_cache(maxsize=256)
-def _claimed(mechanism: Mechanism, delta: float) -> float:
-    return accountant.epsilon(mechanism, delta, coarseness=4.0)
-
-
-@functools.lru_cache(maxsize=8)
-def _limit(mechanism: Mechanism, rates: tuple[float, ...]) -> np.ndarray:
-    return TradeOff(mechanism, coarseness=4.0).false_negatives(np.array(rates))
