@@ -10,6 +10,7 @@ from tanager.search.scaling_law import Run, ScalingLaw, sampling_share
 
 
 SIZES = (16, 16, 32, 32, 64, 64, 128, 128)
+NOISE = (3.0, 2_700_000)  # σ and d of the predicted run
 
 
 def line(sizes, noise=0.0, seed=0, curve=0.0):
@@ -66,20 +67,20 @@ def test_curvature_is_found_where_it_is_and_seldom_elsewhere():
     assert stats.binomtest(alarms, 1000, 0.05).pvalue > 1e-6
     curved = ScalingLaw.fit(runs(noise=0.001, curve=0.01))
     assert (curved.curvature() or 1) < 1e-3
-    assert any("on a curve" in doubt for doubt in curved.doubts(512))
+    assert any("on a curve" in doubt for doubt in curved.doubts(512, *NOISE))
 
 
 def test_a_good_law_leaves_no_doubt():
     law = ScalingLaw.fit(runs(noise=0.004))
-    assert law.doubts(4096, noise_multiplier=3.0, parameters=2_700_000) == ()
+    assert law.doubts(4096, *NOISE) == ()
 
 
 @pytest.mark.parametrize(
     ("sizes", "reference", "more", "doubt"),
     [
-        ((32, 32, 64, 64), 512, (), "only 2 batch sizes"),
-        ((16, 32, 64), 512, (), "no batch size was repeated"),
-        (SIZES, 65536, (), "512 times the largest simulated batch"),
+        ((32, 32, 64, 64), 512, NOISE, "only 2 batch sizes"),
+        ((16, 32, 64), 512, NOISE, "no batch size was repeated"),
+        (SIZES, 65536, NOISE, "512 times the largest simulated batch"),
         (SIZES, 4096, (3.0, 10_000), "clipping and sampling decide there"),
     ],
 )

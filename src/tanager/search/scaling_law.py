@@ -179,13 +179,7 @@ class ScalingLaw:
         """Predict the accuracy if it depends on the noise of sampling alone.
 
         By a line against log(1 + `sampling_share`), which levels off as B grows, and
-        not against log2 B, which does not.
-
-        Args:
-            batch_size: B of the predicted run.
-            noise_multiplier: σ of the predicted run.
-            parameters: d, the number of trained parameters.
-            mean_square: see `sampling_share`.
+        not against log2 B, which does not. Arguments as of `doubts`.
         """
         scale = noise_multiplier / batch_size
 
@@ -200,17 +194,13 @@ class ScalingLaw:
     def doubts(
         self,
         batch_size: float,
-        noise_multiplier: float | None = None,
-        parameters: int | None = None,
+        noise_multiplier: float,
+        parameters: int,
         mean_square: float = 1.0,
     ) -> tuple[str, ...]:
         """Return the reasons not to trust a prediction; an empty tuple is good.
 
-        Args:
-            batch_size: B of the predicted run.
-            noise_multiplier: σ of the predicted run.
-            parameters: d, the number of trained parameters.
-            mean_square: see `sampling_share`.
+        Arguments are those of the predicted run, see `sampling_share`.
         """
         doubts = []
         sizes = sorted({run.batch_size for run in self.runs})
@@ -235,8 +225,6 @@ class ScalingLaw:
                 f"{batch_size:g} is {batch_size / sizes[-1]:.0f} times the largest "
                 f"simulated batch; the law is known to hold up to {FAR:g} times"
             )
-        if noise_multiplier is None or parameters is None:
-            return tuple(doubts)
         smallest = sizes[0]
         simulated = noise_multiplier * smallest / batch_size
         share = sampling_share(simulated, smallest, parameters, mean_square)
