@@ -22,7 +22,6 @@ _ROOM = 0.15  # of an axis, for a label
 _WRAPPED = 16  # letters of a label's line
 _STYLES = ("-", "--", ":")
 _LAW, _PREDICTED, _OBTAINED = COLOURS[:3]
-_INTERVAL = ("accuracy", "low", "high")
 
 
 def plot_law(
@@ -44,7 +43,6 @@ def plot_law(
     confidence = f"{100 * prediction['confidence']:g} %"
     simulated = [run["batch_size"] for run in law["runs"]]
     reference = prediction["reference_batch_size"]
-    accuracy, low, high = _percent(prediction[name] for name in _INTERVAL)
     every = sorted({*simulated, reference})
     with drawing(*paths) as (_, (axes,)):
         band = f"{confidence} band of the line"
@@ -60,15 +58,8 @@ def plot_law(
             markersize=7,
             label="simulations",
         )
-        axes.errorbar(
-            [reference],
-            [accuracy],
-            yerr=[[accuracy - low], [high - accuracy]],
-            fmt="o",
-            color=_PREDICTED,
-            capsize=4,
-            label=f"predicted, with the {confidence} interval of one run",
-        )
+        label = f"predicted, with the {confidence} interval of one run"
+        _draw_prediction(axes, reference, prediction, color=_PREDICTED, label=label)
         if obtained:
             axes.plot(
                 [size for size, _ in obtained],
@@ -86,6 +77,16 @@ def plot_law(
         axes.set_ylabel("accuracy on held-out examples, %")
         axes.set_title(title)
         axes.legend()
+
+
+def _draw_prediction(
+    axes: "Axes", place: float, prediction: Mapping[str, Any], **look: Any
+) -> None:
+    """Draw a predicted accuracy with its interval."""
+    names = ("accuracy", "low", "high")
+    accuracy, low, high = _percent(prediction[name] for name in names)
+    around = [[accuracy - low], [high - accuracy]]
+    axes.errorbar([place], [accuracy], yerr=around, fmt="o", capsize=4, **look)
 
 
 def plot_grid(
@@ -127,16 +128,8 @@ def plot_grid(
             )
         if predicted is not None:
             prediction = predicted["prediction"]
-            accuracy, low, high = _percent(prediction[name] for name in _INTERVAL)
-            axes.errorbar(
-                [len(places)],
-                [accuracy],
-                yerr=[[accuracy - low], [high - accuracy]],
-                fmt="o",
-                markerfacecolor="white",
-                capsize=4,
-                color=COLOURS[0],
-            )
+            look = {"color": COLOURS[0], "markerfacecolor": "white"}
+            _draw_prediction(axes, len(places), prediction, **look)
             confidence = 100 * prediction["confidence"]
             names.append(f"{predicted['examples']}\npredicted, {confidence:g} %")
         axes.set_xticks(range(len(names)), names)
