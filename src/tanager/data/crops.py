@@ -65,10 +65,7 @@ def middle(image: Image, size: tuple[int, int]) -> View:
 def fixed_view(image: Image, size: tuple[int, int], by: str) -> View:
     """Return what is evaluated of an image: its middle, or all of it, resized.
 
-    Args:
-        image: [H, W, C].
-        size: (height, width) of the view; that of the image leaves it as it is.
-        by: one of `FIXED_VIEWS`.
+    `by` is one of `FIXED_VIEWS`. An image of that size stays as it is.
     """
     if size == image.shape[:2]:
         return image

@@ -46,14 +46,8 @@ def read_labels(
 ) -> tuple[tuple[str, ...], np.ndarray]:
     """Return the names of the labels, and int32[rows, labels] of 0 and 1.
 
-    Args:
-        file: that the rows are from, for messages.
-        names: of all columns.
-        rows: their cells.
-        columns: that may have labels.
-        named: the column of names, if it is known.
-        layout: what −1 counts as.
-        record: notes which columns are not labels.
+    `columns` may have labels, and `named` is the column of names, if it is known.
+    `record` notes which columns are not labels.
     """
     cells = {n: [_CELLS.get(row[n].lower()) for row in rows] for n in columns}
     flags = [n for n in columns if None not in cells[n] and any(row[n] for row in rows)]

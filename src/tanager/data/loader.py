@@ -147,12 +147,8 @@ def an_example(source: Source, unreadable: Unreadable = "error") -> Any:
 def portions(plan: ChunkPlan, workers: int) -> Generator[Portion, None, None]:
     """Read a plan's elements in order, ahead of whoever asks for them.
 
-    Each worker holds at most three physical batches: one it reads, one it has read, and
-    one on its way.
-
-    Args:
-        plan: from its first element on.
-        workers: processes that read and decode; 0 for one thread of this process.
+    Each worker is a process; 0 takes one thread of this one. It holds at most three
+    physical batches: one it reads, one it has read, and one on its way.
     """
     import grain
     from absl import flags

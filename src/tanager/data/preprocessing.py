@@ -186,16 +186,11 @@ class Preprocessing:
 def resize(
     image: UInt8[Array, "H W C"], size: tuple[int, int], interpolation: str = "bicubic"
 ) -> UInt8[Array, "h w C"]:
-    """Resize one image as Pillow does, to the last bit.
+    """Resize one image to (height, width) as Pillow does, to the last bit.
 
     Weights are whole multiples of 2⁻²², antialiased for a smaller image; columns come
     before rows, and levels are rounded after each (Resample.c of Pillow up to 12;
     Pillow 13 takes rows first where they shrink by more than columns do).
-
-    Args:
-        image: uint8[H, W, C].
-        size: (height, width) of the result.
-        interpolation: one of `INTERPOLATIONS`.
     """
     for axis in (1, 0):
         if size[axis] != image.shape[axis]:

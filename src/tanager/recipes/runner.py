@@ -217,16 +217,10 @@ def run(
 ) -> TrainResult:
     """Train what was prepared, in the recipe's folder, or else in the next one.
 
-    Args:
-        prepared: what `prepare` returned.
-        progress: show a progress bar.
-        on_metrics: see `tanager.train`.
-        links: what else goes on record in config.json.
-        account: that the run is charged to, see `tanager.recipes.accounts`.
-        on_estimate: see `tanager.train`.
-        fast: do not measure how to clip.
-        on_training: is given the evaluation of the parameter average on the training
-            examples. No ε covers it: for public data only.
+    `on_metrics` and `on_estimate` are those of `tanager.train`. `links` go on record in
+    config.json, too. `fast` does not measure how to clip. `on_training` is given the
+    evaluation of the parameter average on the training examples; no ε covers it, so it
+    is for public data only.
 
     Raises:
         ValueError: see `tanager.train`.

@@ -62,9 +62,7 @@ def _last(path: str) -> str:
 def by_class(per_class: Sequence[_Fields], measures: _Fields) -> dict[str, Any]:
     """Return what templates/measures.html shows of each class.
 
-    Args:
-        per_class: ``class``, ``examples`` and ``accuracy_ema`` of each.
-        measures: with ``confusion_matrix`` and ``per_class``, if they were measured.
+    `measures` may lack ``confusion_matrix`` and ``per_class``.
     """
     classes = _rows(per_class, measures)
     measured = [each for each in classes if each["accuracy_ema"] is not None]

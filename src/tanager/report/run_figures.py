@@ -99,13 +99,9 @@ def _panel(name: str, unit: str, lines: Sequence[Any]) -> str:
 def compared(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Draw accuracy (averaged, where there is an average) and ε of several runs.
 
-    If no run has an accuracy, the AUROC is drawn.
-
-    Args:
-        metrics: lines of metrics.jsonl by the run's name.
-
-    Returns:
-        An ``<svg>`` element for a white background; empty if there is nothing to draw.
+    `metrics` are lines of metrics.jsonl by the run's name. If no run has an accuracy,
+    the AUROC is drawn. It returns an ``<svg>`` element for a white background; "" if
+    there is nothing to draw.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure

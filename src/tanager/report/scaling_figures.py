@@ -32,17 +32,12 @@ def plot(
 
     Each strategy has a colour: what was measured, the ideal line through one device,
     Amdahl's law with the fitted p as far as was measured (on one device alone, as far
-    as was predicted), and what was predicted.
+    as was predicted), and what was predicted. It returns whether there was anything to
+    draw.
 
-    Args:
-        measured: rows of `tanager.bench.scaling.bench_scaling`.
-        parallel: Amdahl's p by strategy; empty for weak scaling.
-        predicted: rows of `tanager.bench.cluster.predict`, each with its `strategy`.
-        path: a PNG or SVG file.
-        title: what was measured.
-
-    Returns:
-        Whether there was anything to draw.
+    `measured` are rows of `tanager.bench.scaling.bench_scaling`, `parallel` Amdahl's p
+    by strategy (empty for weak scaling), and `predicted` rows of
+    `tanager.bench.cluster.predict`, each with its `strategy`.
     """
     seen, ahead = _by_strategy(measured), _by_strategy(predicted)
     names = list(dict.fromkeys([*seen, *ahead]))

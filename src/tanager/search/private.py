@@ -122,13 +122,8 @@ def calibrate_selection(
 ) -> PrivateSettings:
     """Choose the noise of each run so that the whole search spends at most ε.
 
-    Args:
-        name: of the recipe.
-        recipe: with ε of the whole search, steps and batch size. Its noise multiplier
-            is replaced.
-        space: what varies.
-        selection: distribution of the number of runs.
-        examples: how many each run trains on, without those held out.
+    The recipe has ε of the whole search, steps and batch size; its noise multiplier is
+    replaced. Each run trains on `examples`, without those held out.
 
     Raises:
         ValueError: ε or the steps are missing, no examples are held out, or no noise
@@ -188,10 +183,6 @@ def search_privately(folder: str | os.PathLike, settings: PrivateSettings) -> Wi
     The number of runs is secret. So nothing is printed during the runs, and all files
     outside `private/` get the time at which the search began. Anyone who watches how
     long the call takes can still guess the number.
-
-    Args:
-        folder: of the search.
-        settings: what to search.
 
     Raises:
         ValueError: the number of runs cannot be drawn; the folder holds another search
@@ -263,16 +254,10 @@ def _search(
 
 
 def noisy_count(right: int, search: PrivateSearch, seed: Seed, number: int) -> float:
-    """Add noise to the number of held-out examples that a run classifies correctly.
+    """Add noise to how many held-out examples run `number` classifies correctly.
 
     The result is on a grid, as sums of gradients are, so that the set of possible
-    values does not depend on the count.
-
-    Args:
-        right: the count. Private.
-        search: says how much noise.
-        seed: of the search.
-        number: of the run.
+    values does not depend on the count, `right`, which is private.
     """
     scale = scale_of(search.score_noise, _SCORE_GRID)
 

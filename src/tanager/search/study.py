@@ -130,11 +130,9 @@ class Study:
         Abandoned trials are resumed first. Returns when all trials are complete, pruned
         or diverged.
 
-        Args:
-            trials: of the whole study; see `count`.
-            report: called with each trial that this process finished.
-            watch: called at each evaluation with the number of the trial and its line
-                of metrics.jsonl, with all its ``"steps"``.
+        `trials` are those of the whole study, see `count`. `report` is called with each
+        trial that this process finished; `watch` at each evaluation, with the number of
+        the trial and its line of metrics.jsonl, with all its ``"steps"``.
 
         Raises:
             KeyboardInterrupt: after a checkpoint was written; the same call resumes.

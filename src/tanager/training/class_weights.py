@@ -46,10 +46,7 @@ def balanced(
 ) -> Problem:
     """Return a problem whose loss of an example is multiplied by its class's weight.
 
-    Args:
-        problem: whose examples have a `label`.
-        labels: returns those of all training examples, int[n]. Private.
-        classes: K.
+    Examples have a `label`; `labels` returns those of all, int[n], which are private.
     """
     trained, _ = problem.split()
     marks = jax.tree.map(

@@ -86,12 +86,8 @@ def time_update(
 ) -> float:
     """Return the seconds of an update, compilation apart; nothing is changed.
 
-    Args:
-        step: what is timed.
-        state: as it is before the update.
-        number: of the update, whose noise is drawn, and dropped.
-        empty: a physical batch whose rows are all masked.
-        batches: of an update, see `physical_batches`.
+    The rows of `empty` are all masked, and `batches` is that of `physical_batches`. The
+    noise of update `number` is drawn, and dropped.
     """
     key, norm = step.augmentation_key(number), state.clip_norm
     drawn, noise = 0.0, 0.0

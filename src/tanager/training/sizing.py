@@ -64,13 +64,9 @@ def recorded(folder: RunFolder | None, layout: Layout) -> int | None:
 def choose(step: Step, one: PyTree, share: float, report: Callable[[str], None]) -> int:
     """Return the size whose updates are expected to be fastest, of those that fit.
 
-    It is a power of two for each device.
-
-    Args:
-        step: of the run, before its first update.
-        one: any one of the examples, on a leading axis of 1; only shapes are used.
-        share: of the run's time, at most, that goes into trying larger sizes.
-        report: called with what is tried.
+    It is a power of two for each device. Of `one`, any example on a leading axis of 1,
+    only shapes are used. At most this share of the run's time goes into trying larger
+    sizes. `report` is called with what is tried.
     """
     devices, began = step.layout.count, time.monotonic()
     step, room = step.on_rows(), _room(step)
