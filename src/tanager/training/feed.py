@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jaxtyping import PyTree
 
 from tanager import _processor
@@ -62,7 +61,7 @@ def feeding(
         assert isinstance(source, ArraySource)
         yield held(step, step.layout.everywhere(source.tree), size)
         return
-    here, none = _rows(step, size)
+    here = step.layout.rows_here(size)
     plan = ChunkPlan(source, one, step.sampler, size, here, begun, problem.unreadable)
     with contextlib.closing(portions(plan, runtime.workers)) as read:
 
@@ -78,29 +77,22 @@ def feeding(
                     return
 
         def empty() -> PhysicalBatch:
-            blank = jax.tree.map(
-                lambda leaf: np.zeros((*none.mask.shape, *leaf.shape[1:]), leaf.dtype),
-                one,
-            )
-            return step.layout.rows(none._replace(examples=blank))
+            return step.layout.rows(step.unit.padding(one, len(here)))
 
         yield Feed(batches, empty)
 
 
 def held(step: Step, examples: PyTree, size: int) -> Feed:
     """Return the feed of a step whose examples are all on every device."""
-    here, none = _rows(step, size)
+    here = step.layout.rows_here(size)
 
     def batches(number: int) -> Iterator[tuple[PhysicalBatch, int]]:
         for _, mask, indices in step.sampler.batches(number, size):
             rows = PhysicalBatch(None, mask[here], indices[here])
             yield step.layout.rows(rows)._replace(examples=examples), 0
 
-    return Feed(batches, lambda: step.layout.rows(none)._replace(examples=examples))
+    def empty() -> PhysicalBatch:
+        rows = step.unit.padding(None, len(here))
+        return step.layout.rows(rows)._replace(examples=examples)
 
-
-def _rows(step: Step, size: int) -> tuple[np.ndarray, PhysicalBatch]:
-    """Return which rows of a physical batch this host has, and a batch of padding."""
-    here = step.layout.rows_here(size)
-    indices = np.zeros(step.unit.shape(size), np.int32)[here]
-    return here, PhysicalBatch(None, np.zeros(indices.shape, bool), indices)
+    return Feed(batches, empty)

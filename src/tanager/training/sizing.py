@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 
 import jax
-import numpy as np
 from jaxtyping import PyTree
 
 from tanager import _processor
@@ -19,7 +18,7 @@ from tanager._record import read_record
 from tanager.compiling import bytes_needed, is_out_of_memory
 from tanager.parallel import hosts
 from tanager.parallel.layout import Layout
-from tanager.sampling import PhysicalBatch, PoissonSampler
+from tanager.sampling import PoissonSampler
 from tanager.training.estimate import physical_batches
 from tanager.training.problem import Runtime
 from tanager.training.run_folder import RunFolder
@@ -108,14 +107,9 @@ def _most(sampler: PoissonSampler) -> int:
 
 def _seconds(step: Step, one: PyTree, size: int, room: float) -> float | None:
     """Return the seconds of a physical batch; None if it does not fit."""
-    rows = step.unit.shape(size)
-    batch = PhysicalBatch(
-        jax.tree.map(lambda leaf: np.zeros((*rows, *leaf.shape[1:]), leaf.dtype), one),
-        np.zeros(rows, bool),
-        np.zeros(rows, np.int32),
-    )
+    padding = step.unit.padding(one, size)
     try:
-        program, run = step.compiled(step.layout.rows(batch))
+        program, run = step.compiled(step.layout.rows(padding))
         if (bytes_needed(program) or 0) > room:
             return None
         found = []

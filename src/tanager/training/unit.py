@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Key, PyTree
 
 from tanager.clipping.analysis.refusals import check_alone
@@ -49,6 +50,14 @@ class Unit:
         """Return the axes of a physical batch before those of an example."""
         each = self.examples_per_group
         return (rows,) if each is None else (rows, each)
+
+    def padding(self, example: PyTree, rows: int) -> PhysicalBatch:
+        """Return a physical batch of masked zeros; `example` has a leading axis."""
+        axes = self.shape(rows)
+        zeros = jax.tree.map(
+            lambda leaf: np.zeros((*axes, *leaf.shape[1:]), leaf.dtype), example
+        )
+        return PhysicalBatch(zeros, np.zeros(axes, bool), np.zeros(axes, np.int32))
 
     def mask(self, batch: PhysicalBatch) -> Array:
         """Return which rows of a physical batch are no padding, bool[P]."""
