@@ -114,17 +114,11 @@ def _bars(
     colours: Mapping[str, str],
 ) -> None:
     """Draw the best throughput of each strategy over the best of SGD, by group."""
-    best = [
-        {
-            strategy: max(
-                row["examples_per_second"]
-                for row in rows
-                if row["strategy"] == strategy
-            )
-            for strategy in {row["strategy"] for row in rows}
-        }
-        for _, rows in measured
-    ]
+    best: list[dict[str, float]] = [{} for _ in measured]
+    for fastest, (_, rows) in zip(best, measured, strict=True):
+        for row in rows:
+            name, rate = row["strategy"], row["examples_per_second"]
+            fastest[name] = max(rate, fastest.get(name, 0.0))
     private = [strategy for strategy in strategies if strategy != "sgd"]
     width = 0.8 / max(1, len(private))
     for number, strategy in enumerate(private):
