@@ -73,11 +73,6 @@ class Simulations:
             factor=self.factor, remedy="a simulation is smaller than its target"
         )
 
-    @property
-    def features(self) -> Path:
-        """The folder in which simulations share the features of frozen layers."""
-        return self.folder / SHARED
-
     def cell(self, title: Mapping[str, Any], target: Target, **fields: Any) -> Cell:
         """Return the cell of a setting; `fields` of its simulations' recipe change."""
         batch_size = round(target.recipe.batch_size * self.factor)
@@ -89,7 +84,8 @@ class Simulations:
         recipe = target.simulated(batch_size, **fields)
         name = "-".join(f"{key}={value}" for key, value in title.items())
         path = self.folder / "runs" / name
-        first = Job(path, recipe, target.name, self.features, self.on_training)
+        shared = self.folder / SHARED
+        first = Job(path, recipe, target.name, shared, self.on_training)
         return Cell(title, target, repeats(first, self.repeats))
 
 

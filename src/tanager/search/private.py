@@ -320,16 +320,10 @@ _PUBLIC += ("noise_multiplier", "examples", "unreadable", "eta", "eta_step")
 _PUBLIC += ("total_noise", "versions")
 _SETTINGS = ("recipe", "model", "architecture", "preprocessing", "weights", "dataset")
 _SETTINGS += ("reading", "classes", "multi_label", "optimizer", "automatic", "unit")
-_SETTINGS += (
-    "chosen_from",
-    "unreadable",
-    "mechanism",
-    "examples",
-    "batch_size",
-    "clip_norm",
-)
-_SETTINGS += ("clip_gamma", "adaptive_clipping", "delta", "augmentation_multiplicity")
-_SETTINGS += ("ema_decay", "accountant", "parameters", "frozen_parameters", "versions")
+_SETTINGS += ("chosen_from", "unreadable", "mechanism", "examples", "batch_size")
+_SETTINGS += ("clip_norm", "clip_gamma", "adaptive_clipping", "delta")
+_SETTINGS += ("augmentation_multiplicity", "ema_decay", "accountant", "parameters")
+_SETTINGS += ("frozen_parameters", "versions")
 
 
 def _release(

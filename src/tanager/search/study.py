@@ -25,6 +25,7 @@ from filelock import FileLock
 from tanager._files import write_json
 from tanager._reading import reading
 from tanager._record import Each, read_record
+from tanager.recipes.recipe import Recipe
 from tanager.search import jobs
 from tanager.search.jobs import Job, Outcome
 from tanager.search.settings import Settings, agreed
@@ -165,24 +166,16 @@ class Study:
     def confirmations(self, values: Mapping[str, Any]) -> list[Job]:
         """Return `repeats` runs with some choices at every batch size."""
         settings = self.settings
-        return [
-            job
-            for batch_size in settings.batch_sizes
-            for job in jobs.repeats(
-                Job(
-                    self.folder / "winner" / f"b{batch_size:05d}",
-                    settings.simulated(batch_size, values),
-                    settings.target.name,
-                    self.features,
-                ),
-                settings.repeats,
-            )
-        ]
+        found: list[Job] = []
+        for batch_size in settings.batch_sizes:
+            folder = self.folder / "winner" / f"b{batch_size:05d}"
+            recipe = settings.simulated(batch_size, values)
+            found += jobs.repeats(self._job(folder, recipe), settings.repeats)
+        return found
 
-    @property
-    def features(self) -> Path:
-        """The folder in which runs share the features of frozen layers."""
-        return self.folder / jobs.SHARED
+    def _job(self, folder: Path, recipe: Recipe) -> Job:
+        name, shared = self.settings.target.name, self.folder / jobs.SHARED
+        return Job(folder, recipe, name, shared)
 
     def _trial_folder(self, number: int) -> Path:
         return self.folder / "trials" / f"{number:04d}"
@@ -255,8 +248,7 @@ class Study:
         try:
             if trial["pruned"]:  # killed before done.json was written
                 raise _Pruned
-            job = Job(folder / "run", recipe, settings.target.name, self.features)
-            found = jobs.make(job, watch)
+            found = jobs.make(self._job(folder / "run", recipe), watch)
         except _Pruned:
             state, accuracy = "pruned", [*trial["accuracies"].values()][-1]
             found = Outcome(accuracy, 0.0, trial["seconds"])
