@@ -247,7 +247,8 @@ def audit_membership(
         )
         surroundings = {"versions": fingerprint.versions()}
         fingerprint.check_fingerprint(folder, secret, config, prints, surroundings)
-    charging.charge(account, spent, delta, out, secret)
+    own = charging.charge_of(account, spent, delta, out, secret)
+    charging.charge(account, own)
     trainer = MembershipTrainer(
         program,
         settings,

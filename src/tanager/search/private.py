@@ -34,6 +34,7 @@ from tanager.data import Dataset
 from tanager.gaussian import rounded_normals, scale_of
 from tanager.models.tensors import read_tensors
 from tanager.privacy.account import Account
+from tanager.privacy.charges import Charge
 from tanager.privacy.mechanism import LARGE_EPSILON, Adjacency
 from tanager.privacy.plan import default_delta
 from tanager.privacy.selection import PrivateSearch, Selection
@@ -199,8 +200,7 @@ def search_privately(folder: str | os.PathLike, settings: PrivateSettings) -> Wi
         account = account_of(settings.recipe, jobs.load(settings.recipe), "search")
     if account is not None:
         secret = seed_of(folder) or Seed.from_os()
-        spent = charging.charge_of(account, *_spent(folder, settings, secret))
-        account.require_room(spent)
+        account.require_room(_charge(account, folder, settings, secret))
     run_folder = RunFolder(folder, of_search=True)
     if not (folder / "study.json").exists():
         write_json(folder / "study.json", content)
@@ -215,19 +215,21 @@ def search_privately(folder: str | os.PathLike, settings: PrivateSettings) -> Wi
         same_times(run_folder.path, run_folder.path / "study.json")
 
 
-def _spent(folder: Path, settings: PrivateSettings, secret: Seed) -> tuple[Any, ...]:
+def _charge(
+    account: Account | None, folder: Path, settings: PrivateSettings, secret: Seed
+) -> Charge:
     """Return what the whole search is charged: its runs would tell how many."""
     search = settings.search
-    return [search.run], settings.delta, folder, secret, search.selection
+    spent = [search.run], settings.delta, folder, secret, search.selection
+    return charging.charge_of(account, *spent)
 
 
 def _search(
     run_folder: RunFolder, settings: PrivateSettings, account: Account | None
 ) -> None:
     seed = run_folder.seed(None)
-    spent = _spent(run_folder.path, settings, seed)
-    if account is not None:
-        account.charge(charging.charge_of(account, *spent))
+    own = _charge(account, run_folder.path, settings, seed)
+    charging.charge(account, own)
     runs = run_folder.private / "runs"
     runs.mkdir(exist_ok=True)
     run_folder.seed_is_used()
@@ -249,7 +251,7 @@ def _search(
             "search spends another budget: geometric makes at least one run"
         )
     score, best, values = max(runs_made, key=lambda run: run[0])
-    total = charging.total(account, *spent)
+    total = charging.total(account, own)
     _release(run_folder, best, settings, values, score / held_out, total, notes)
 
 

@@ -68,33 +68,17 @@ def require_room(
     hosts.from_chief(check)
 
 
-def charge(
-    account: Account | None,
-    mechanisms: Sequence[Mechanism],
-    delta: float,
-    out: str | Path | None,
-    secret: Seed,
-) -> None:
-    """Charge a run whose secret is `secret`, unless it was charged before.
-
-    On several hosts the chief does so.
-    """
+def charge(account: Account | None, own: Charge) -> None:
+    """Charge a run, unless it was charged before; on several hosts the chief does."""
 
     def write() -> None:
         if account is not None:
-            account.charge(charge_of(account, mechanisms, delta, out, secret))
+            account.charge(own)
 
     hosts.from_chief(write)
 
 
-def total(
-    account: Account | None,
-    mechanisms: Sequence[Mechanism],
-    delta: float,
-    out: str | Path | None,
-    secret: Seed,
-    selection: Selection | None = None,
-) -> dict[str, Any] | None:
+def total(account: Account | None, own: Charge) -> dict[str, Any] | None:
     """Return what all charges spend together, at the end of a run that is one of them.
 
     It is charged again if the file was deleted or replaced since, even beyond its
@@ -104,9 +88,8 @@ def total(
     def spent() -> dict[str, Any] | None:
         if account is None:
             return None
-        made = dataclasses.replace(account, what="ledger")  # whatever the limit
-        own = charge_of(made, mechanisms, delta, out, secret, selection)
-        return account.charge(own).total(delta).to_json()
+        made = dataclasses.replace(own, what="ledger")  # whatever the limit
+        return account.charge(made).total(own.delta).to_json()
 
     return hosts.from_chief(spent)
 
@@ -124,7 +107,7 @@ def id_of(out: str | Path | None, secret: Seed) -> str:
 
 
 def charge_of(
-    account: Account,
+    account: Account | None,
     mechanisms: Sequence[Mechanism],
     delta: float,
     out: str | Path | None,
@@ -136,8 +119,8 @@ def charge_of(
         one if secret.private else dataclasses.replace(one, noise_multiplier=0.0)
         for one in mechanisms
     )
-    id = id_of(out, secret)
-    return Charge(account.what, _name(out), id, delta, spent, selection)
+    what = "run" if account is None else account.what
+    return Charge(what, _name(out), id_of(out, secret), delta, spent, selection)
 
 
 def _name(out: str | Path | None) -> str:

@@ -185,7 +185,8 @@ def train(
                 shown.say(found.sentence())
                 if on_estimate is not None:
                     on_estimate(found)
-        charging.charge(account, spent, delta, out, secret)
+        own = charging.charge_of(account, spent, delta, out, secret)
+        charging.charge(account, own)
         if balances:
             step = class_weights.release(
                 problem, algorithm, position, secret, config, step
@@ -237,7 +238,7 @@ def train(
         evaluations = evaluations or _evaluate(evaluate, step, state)
         params, average = map(problem.finish, layout.whole(step.models(state)))
         models, speed = (params, average), clock.speed(step.sampler.expected_batch_size)
-        total = charging.total(account, spent, delta, out, secret)
+        total = charging.total(account, own)
         result = hand_over(
             position, config, models, evaluations, secret.private, speed, total
         )
