@@ -115,7 +115,7 @@ def test_an_optimizer_has_a_learning_rate_of_its_own_and_no_options_of_another()
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     seen = set()
     for _ in range(40):
-        chosen = space.suggest(study.ask(), RECIPE)
+        chosen = space.suggest(study, RECIPE)
         recipe = space.recipe(RECIPE, chosen)
         seen.add(recipe.optimizer)
         optimizer(recipe, 100)

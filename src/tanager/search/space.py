@@ -15,8 +15,8 @@ from tanager.recipes.recipe import Recipe
 
 
 if TYPE_CHECKING:
+    from optuna import Study
     from optuna.distributions import BaseDistribution
-    from optuna.trial import BaseTrial
 
 
 Value = float | int | str
@@ -32,10 +32,6 @@ class Choices(NamedTuple):
         from optuna.distributions import CategoricalDistribution
 
         return CategoricalDistribution(self.values)
-
-    def suggest(self, trial: "BaseTrial", name: str) -> Any:
-        """Let a trial of Optuna's choose a value."""
-        return trial.suggest_categorical(name, self.values)
 
     def draw(self, random: np.random.Generator) -> Value:
         """Draw a value, each with the same probability."""
@@ -56,10 +52,6 @@ class Between(NamedTuple):
         from optuna.distributions import FloatDistribution
 
         return FloatDistribution(self.low, self.high, log=True)
-
-    def suggest(self, trial: "BaseTrial", name: str) -> Value:
-        """Let a trial of Optuna's choose a value."""
-        return trial.suggest_float(name, self.low, self.high, log=True)
 
     def draw(self, random: np.random.Generator) -> Value:
         """Draw a value uniformly in its logarithm."""
@@ -196,9 +188,11 @@ class Space:
             recipe = dataclasses.replace(recipe, **changes)
         return recipe
 
-    def suggest(self, trial: "BaseTrial", start: Recipe) -> dict[str, Any]:
-        """Let a trial of Optuna's choose a value for each name that applies."""
-        return self._chosen(start, lambda name, values: values.suggest(trial, name))
+    def suggest(self, study: "Study", start: Recipe) -> dict[str, Any]:
+        """Let a study of Optuna's choose a value for each name that applies."""
+        names = _in_order(self.values)
+        asked = study.ask({name: self.values[name].distribution() for name in names})
+        return self._chosen(start, lambda name, _: asked.params[name])
 
     def draw(self, random: np.random.Generator, start: Recipe) -> dict[str, Any]:
         """Draw a value uniformly for each name that applies."""

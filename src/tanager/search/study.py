@@ -206,7 +206,7 @@ class Study:
         else:
             study, taken = self._optuna(number), self._taken(number)
             for _ in range(_ASKS):
-                values = settings.space.suggest(study.ask(), settings.target.recipe)
+                values = settings.space.suggest(study, settings.target.recipe)
                 if values not in taken or not self._points:
                     break
             else:
