@@ -1,7 +1,7 @@
 """JSON lines in a file that only grows, each with a hash over itself and those before.
 
-The ledger of a run and the account of a data set are such files. Anyone can compute
-the hashes: they show damage, not a careful forgery.
+The ledger of a run, the checksums of its steps and the account of a data set are such
+files. Anyone can compute the hashes: they show damage, not a careful forgery.
 """
 
 import contextlib

@@ -6,9 +6,7 @@ is recorded; every later time, it is compared.
 """
 
 import dataclasses
-import json
 import logging
-import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,10 +16,10 @@ import jax
 import numpy as np
 from jaxtyping import UInt32
 
-from tanager._files import sync_folder
-from tanager._reading import MALFORMED, is_count, parse_json
+from tanager._reading import is_count
 from tanager.parallel import hosts
 from tanager.privacy.class_counts import release_in
+from tanager.privacy.hashed_file import HashedFile
 from tanager.privacy.ledger import CLASS_COUNTS, Ledger
 from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
@@ -53,14 +51,7 @@ class Repeats:
         self.made = 0
         self._stream = stream
         self._known: dict[int, str] = {}
-        content = path.read_bytes() if path.exists() else b""
-        complete = content.rfind(b"\n") + 1
-        self._accept(content[:complete])
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._file = os.fdopen(descriptor, "ab", buffering=0)
-        # A torn last line is cut off: nothing of its step had been used.
-        self._file.truncate(complete)
-        sync_folder(path.parent)
+        self._file = HashedFile(path, self._accept, self._damaged, mode=0o600)
 
     def check(self, step: int, checksum: UInt32[np.ndarray, " words"]) -> bool:
         """Return whether the sums of a step are those of its first time.
@@ -72,12 +63,12 @@ class Repeats:
         before = self._known.get(step)
         entry = {"stream": self._stream, "step": step}
         if before is None:
-            self._append(entry | {"sums": found})
+            self._file.append(entry | {"sums": found})
             self.made = max(self.made, step + 1)
             self._known[step] = found
         elif before != found:
             self.changed = True
-            self._append(entry | {"changed": True})
+            self._file.append(entry | {"changed": True})
         return before in (None, found)
 
     def know(self, steps: Iterable[int]) -> bool:
@@ -88,30 +79,21 @@ class Repeats:
         """Close the file."""
         self._file.close()
 
-    def _append(self, entry: dict) -> None:
-        line = memoryview(json.dumps(entry).encode() + b"\n")
-        while line:
-            line = line[self._file.write(line) :]
-        os.fsync(self._file.fileno())
+    def _damaged(self, line: int) -> str:
+        return (
+            f"{self.path}, line {line}, is damaged, so steps of this run cannot be "
+            "repeated: train into another folder"
+        )
 
-    def _accept(self, content: bytes) -> None:
-        for number, line in enumerate(content.split(b"\n")[:-1], 1):
-            try:
-                entry = parse_json(line)
-                if not is_count(entry["step"]):
-                    raise ValueError("step")
-                self.made = max(self.made, entry["step"] + 1)
-                if entry["stream"] != self._stream:
-                    continue
-                if entry.get("changed"):
-                    self.changed = True
-                else:
-                    self._known.setdefault(entry["step"], str(entry["sums"]))
-            except MALFORMED as error:
-                raise ValueError(
-                    f"{self.path}, line {number}, is damaged, so steps of this run "
-                    "cannot be repeated: train into another folder"
-                ) from error
+    def _accept(self, entry: dict[str, Any]) -> None:
+        if not is_count(entry["step"]):
+            raise ValueError("step")
+        self.made = max(self.made, entry["step"] + 1)
+        if entry["stream"] == self._stream:
+            if entry.get("changed"):
+                self.changed = True
+            else:
+                self._known.setdefault(entry["step"], str(entry["sums"]))
 
 
 @dataclasses.dataclass
