@@ -112,10 +112,9 @@ class Settings:
 
     def check(self, dataset: Dataset) -> None:
         """Refuse choices that make no run; see `check_choices`."""
-        ends = [(name, self.space.ends(name)) for name in BUDGET]
-        ends = [(name, values) for name, values in ends if values]
-        for values in itertools.product(*(values for _, values in ends)):
-            chosen = dict(zip([name for name, _ in ends], values, strict=True))
+        budget = [name for name in BUDGET if name in self.space.values]
+        for values in itertools.product(*map(self.space.ends, budget)):
+            chosen = dict(zip(budget, values, strict=True))
             self.simulated(self.batch_sizes[0], chosen)
         start = self.target.simulated(self.batch_sizes[0])
         check_choices(self.space, start, self.target.steps, dataset)
@@ -153,11 +152,12 @@ def check_choices(space: Space, start: Recipe, steps: int, dataset: Dataset) -> 
     Each value is tried alone in the recipe; of a range, its two ends.
     """
     tasks.warn_of_preprocessing(start)
-    for values in space.alone():
-        recipe = space.recipe(start, values)
-        tasks.check_augmentation(recipe, dataset)
-        optimizer(recipe, steps)
-        jobs.flops_of(recipe, dataset)
+    for name in space.values:
+        for value in space.ends(name):
+            recipe = space.recipe(start, {name: value})
+            tasks.check_augmentation(recipe, dataset)
+            optimizer(recipe, steps)
+            jobs.flops_of(recipe, dataset)
 
 
 def require_same(

@@ -5,7 +5,7 @@ The grids are those of TAN Without a Burn, section 4.2.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -207,15 +207,9 @@ class Space:
                 chosen[name] = choose(name, self.values[name])
         return chosen
 
-    def alone(self) -> Iterator[dict[str, Any]]:
-        """Return each value alone, by its name; of a range, its two ends."""
-        for name in self.values:
-            for value in self.ends(name):
-                yield {name: value}
-
     def ends(self, name: str) -> tuple[Value, ...]:
-        """Return all values of a name, of a range its two ends; () of another name."""
-        values = self.values.get(name, Choices(()))
+        """Return all values of a name, of a range its two ends."""
+        values = self.values[name]
         return tuple(values) if isinstance(values, Between) else values.values
 
     @property
