@@ -103,12 +103,7 @@ def write_comparison(runs: Sequence[Path], page: Path) -> Path:
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run that are worth comparing."""
     found = config.get("recipe") or config
-    plain = str | int | float | bool | list | tuple
-    return {
-        name: value
-        for name, value in found.items()
-        if name not in _PLACES and (value is None or isinstance(value, plain | dict))
-    }
+    return {name: value for name, value in found.items() if name not in _PLACES}
 
 
 def _is_run(folder: Path) -> bool:
