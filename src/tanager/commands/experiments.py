@@ -13,13 +13,16 @@ from tanager.commands import accounts, flags
 from tanager.commands.tables import new_table, print_json
 from tanager.commands.watching import work_through
 from tanager.privacy.shown import format_delta, format_epsilon
+from tanager.recipes.budget import solve_budget
 from tanager.recipes.recipe import Recipe
+from tanager.report import search_figures
+from tanager.search.simulation import Target, plan_simulation
+from tanager.search.space import Space
 
 
 if TYPE_CHECKING:
     from tanager.privacy.mechanism import Mechanism
     from tanager.search.experiments import Cell, Simulations
-    from tanager.search.simulation import Target
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,21 +42,19 @@ class _Table(abc.ABC):
     json: flags.Json = False
 
     @abc.abstractmethod
-    def cells(self, target: "Target", simulations: "Simulations") -> list["Cell"]:
+    def cells(self, target: Target, simulations: "Simulations") -> list["Cell"]:
         """Return the settings of the table."""
 
     def axis(self, names: Sequence[str]) -> str:
         """Return which of the names that vary is the plot's axis."""
         return names[-1]
 
-    def predict(self, target: "Target", rows: Sequence[dict]) -> dict[str, Any] | None:
+    def predict(self, target: Target, rows: Sequence[dict]) -> dict[str, Any] | None:
         """Return what a finished table predicts, if it does."""
         del target, rows
 
     def draw(self, cells: Sequence["Cell"], content: dict[str, Any], out: Path) -> None:
         """Draw a finished table, `content` of table.json."""
-        from tanager.report import search_figures
-
         factor = cells[0].target.recipe.batch_size / cells[0].jobs[0].recipe.batch_size
         search_figures.plot_grid(
             content["rows"],
@@ -86,7 +87,7 @@ class Privacy(_Table):
     scale_average: bool = False
     """Average parameters over the same share of each run, not over the same steps."""
 
-    def cells(self, target: "Target", simulations: "Simulations") -> list["Cell"]:
+    def cells(self, target: Target, simulations: "Simulations") -> list["Cell"]:
         from tanager.search.experiments import privacy_parameters
 
         steps = self.try_steps or tuple(
@@ -110,7 +111,7 @@ class Data(_Table):
     repeats: int = 2
     """Runs of each setting."""
 
-    def cells(self, target: "Target", simulations: "Simulations") -> list["Cell"]:
+    def cells(self, target: Target, simulations: "Simulations") -> list["Cell"]:
         from tanager.search.experiments import data_quantity
 
         target.at_examples(self._wanted(target))  # refused now, not at the end
@@ -118,12 +119,12 @@ class Data(_Table):
         examples = self.try_examples or (there // 4, there // 2, there)
         return data_quantity(target, examples, simulations)
 
-    def predict(self, target: "Target", rows: Sequence[dict]) -> dict[str, Any]:
+    def predict(self, target: Target, rows: Sequence[dict]) -> dict[str, Any]:
         from tanager.search.experiments import more_data
 
         return more_data(target, rows, self._wanted(target))
 
-    def _wanted(self, target: "Target") -> int:
+    def _wanted(self, target: Target) -> int:
         given = self.predict_examples
         return 2 * target.examples if given is None else given
 
@@ -139,23 +140,19 @@ class Ablation(_Table):
     """Begin with the first value of each name, and change one after another to its
     last, as in Table 2 of the Unlocking paper."""
 
-    def cells(self, target: "Target", simulations: "Simulations") -> list["Cell"]:
+    def cells(self, target: Target, simulations: "Simulations") -> list["Cell"]:
         from tanager.search import experiments
-        from tanager.search.space import Space
 
         make = experiments.cumulative if self.cumulative else experiments.ablation
         return make(target, Space.parse(self.vary), simulations)
 
     def axis(self, names: Sequence[str]) -> str:
-        from tanager.search.space import Space
-
         if self.cumulative:
             return names[-1]
         return next(iter(Space.parse(self.vary[-1:]).values))
 
     def draw(self, cells: Sequence["Cell"], content: dict[str, Any], out: Path) -> None:
         """Also draw the accuracy of each run while its budget is spent."""
-        from tanager.report import search_figures
         from tanager.search.experiments import curves
 
         super().draw(cells, content, out)
@@ -182,9 +179,8 @@ class Budget(_Table):
     def __post_init__(self):
         validate.whole(winner_repeats=self.winner_repeats, at_least=1)
 
-    def cells(self, target: "Target", simulations: "Simulations") -> list["Cell"]:
+    def cells(self, target: Target, simulations: "Simulations") -> list["Cell"]:
         from tanager.search import experiments
-        from tanager.search.space import Space
 
         space = (
             Space.parse(self.vary)
@@ -195,15 +191,12 @@ class Budget(_Table):
 
     def draw(self, cells: Sequence["Cell"], content: dict[str, Any], out: Path) -> None:
         """Draw what is best at each batch size, noise multiplier and steps."""
-        from tanager.report import search_figures
-
         paths = out / "table.png", out / "table.svg"
         examples = cells[0].target.examples
         search_figures.plot_budget(content["rows"], examples, *paths)
 
     def then(self, cells: Sequence["Cell"]) -> list["Mechanism"]:
         """Return what the runs of the best will spend, were it the one of most ε."""
-        from tanager.recipes.budget import solve_budget
         from tanager.search import jobs
 
         target = max((cell.target for cell in cells), key=lambda each: each.epsilon)
@@ -246,20 +239,19 @@ class Budget(_Table):
 TABLES = {"budget": Budget, "privacy": Privacy, "data": Data, "ablation": Ablation}
 
 
-def target_of(name: str, recipe: Recipe) -> "Target":
+def target_of(name: str, recipe: Recipe) -> Target:
     """Return the run that simulations of a recipe stand for.
 
     It trains on all examples: the simulations alone hold some out.
     """
     from tanager.search import jobs
-    from tanager.search.simulation import plan_simulation
 
     examples = jobs.training_examples(recipe)
     recipe = dataclasses.replace(recipe, validation_examples=0)
     return plan_simulation(name, recipe, examples)
 
 
-def held_out(recipe: Recipe, target: "Target") -> int:
+def held_out(recipe: Recipe, target: Target) -> int:
     """Return how many training examples simulations are compared on: a tenth."""
     return recipe.validation_examples or max(1, target.examples // 10)
 

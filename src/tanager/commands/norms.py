@@ -9,6 +9,7 @@ from tyro.conf import Positional
 from tanager._terminal import new_console
 from tanager.commands import flags
 from tanager.commands.tables import new_table, print_json
+from tanager.report import figures, search_figures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +35,6 @@ def run(words: Sequence[str]) -> int:
     options = flags.read(NormsArguments, "search norms", words)
 
     # JAX is imported from here on: the command line was fine.
-    from tanager.report import figures, search_figures
     from tanager.training.norms import Norms, edges
 
     if options.plot is not None:

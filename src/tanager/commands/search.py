@@ -21,11 +21,11 @@ from tanager.commands.tables import print_json
 from tanager.commands.watching import Watching, work_through
 from tanager.privacy.shown import format_delta, format_epsilon
 from tanager.recipes.recipe import Recipe
+from tanager.search.space import Space
 
 
 if TYPE_CHECKING:
     from tanager.search.settings import Settings
-    from tanager.search.space import Space
     from tanager.search.study import Study, TrialResult
 
 
@@ -212,9 +212,7 @@ def _settings(name: str, recipe: Recipe, options: Options) -> "Settings":
     return settings
 
 
-def _space(recipe: Recipe, options: Options) -> "Space":
-    from tanager.search.space import Space
-
+def _space(recipe: Recipe, options: Options) -> Space:
     return Space.parse(options.vary) if options.vary else Space.default(recipe)
 
 
