@@ -152,7 +152,7 @@ def test_a_strong_logical_step_takes_the_same_examples_on_any_number_of_devices(
     class Recorded(scaling.LogicalStep):
         def run(self):
             super().run()
-            made.append((self._devices, np.asarray(self._state.params.head.weight)))
+            made.append((self.devices, np.asarray(self._state.params.head.weight)))
 
     monkeypatch.setattr(scaling, "LogicalStep", Recorded)
     monkeypatch.setattr(scaling, "in_turns", first_step)

@@ -40,6 +40,7 @@ class _Pair(NamedTuple):
         return f"{self.strategy} on {self.devices}"
 
 
+@dataclasses.dataclass(eq=False)
 class LogicalStep:
     """Whole logical steps on some devices, each going on from the one before.
 
@@ -47,20 +48,15 @@ class LogicalStep:
     `chunks` of them.
     """
 
-    def __init__(
-        self,
-        workload: Workload,
-        strategy: str,
-        devices: int,
-        physical_batch: int,
-        chunks: int,
-    ):
-        self._workload = workload
-        self._layout = Layout(devices)
-        self._step = workload.step(strategy, self._layout)
-        self._devices = devices
-        self._rows = physical_batch
-        self._chunks = chunks
+    workload: Workload
+    strategy: str
+    devices: int
+    physical_batch: int
+    chunks: int
+
+    def __post_init__(self):
+        self._layout = Layout(self.devices)
+        self._step = self.workload.step(self.strategy, self._layout)
         self._done = 0
 
     def prepare(
@@ -70,11 +66,11 @@ class LogicalStep:
 
         They are by kind, see `exchanged`: of one physical batch, and of the update.
         """
-        params, step = self._workload.params(), self._step
-        size = self._devices * self._rows
+        params, step = self.workload.params(), self._step
+        size = self.devices * self.physical_batch
         examples = jax.tree.map(
-            lambda leaf: np.concatenate([leaf] * self._devices),
-            self._workload.batch(self._rows),
+            lambda leaf: np.concatenate([leaf] * self.devices),
+            self.workload.batch(self.physical_batch),
         )
         tuning.explain(step, params, examples, size, report)
         indices = np.arange(size, dtype=np.int32)
@@ -87,7 +83,7 @@ class LogicalStep:
 
     def run(self) -> None:
         """Make one logical step and wait for it."""
-        batches = [self._batch] * self._chunks
+        batches = [self._batch] * self.chunks
         self._state = logical_step(self._step, self._state, batches, self._done)
         self._done += 1
 

@@ -61,23 +61,23 @@ class Protocol:
             validate.refuse("sample_rate", self.sample_rate, rule)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Pool:
     """A data set of N examples that repeats M of them: example i is i mod M."""
 
-    def __init__(self, some: ArraySource, examples: int):
-        self._some = some
-        self._examples = examples
+    some: ArraySource
+    examples: int
 
     def __len__(self) -> int:
-        return self._examples
+        return self.examples
 
     def __getitem__(self, index: int) -> Any:
         check_index(index, len(self))
-        return self._some[index % len(self._some)]
+        return self.some[index % len(self.some)]
 
     def gather(self, indices: np.ndarray) -> Any:
         """Return the examples at `indices`, stacked."""
-        return gather(self._some, indices % len(self._some))
+        return gather(self.some, indices % len(self.some))
 
 
 def data(workload: Workload, examples: int) -> Source:

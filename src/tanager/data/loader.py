@@ -5,6 +5,7 @@ in it and which rows are padding, so any worker can make any element alone, and 
 resumed run continues with the next element.
 """
 
+import dataclasses
 import functools
 import multiprocessing
 import operator
@@ -47,83 +48,77 @@ class Portion(NamedTuple):
     unreadable: int
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class ChunkPlan:
     """Every physical batch of a run from a step on, by its number: a grain source.
 
-    Args:
+    Attributes:
         source: the examples.
         one: any one of them, on a leading axis of 1, for its shapes.
         sampler: who is in which logical batch.
-        physical_batch_size: P.
+        size: P, the physical batch size.
         rows: which of the P rows are wanted.
         begun: the first step.
         unreadable: what to do about an example that cannot be read: ``"error"``, or
             ``"skip"``, which gives a row of padding for it.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        one: Any,
-        sampler: PoissonSampler,
-        physical_batch_size: int,
-        rows: np.ndarray,
-        begun: int,
-        unreadable: Unreadable = "error",
-    ):
-        self._source = source
-        self._sampler = sampler
-        self._size = physical_batch_size
-        self._rows = rows
-        self._begun = begun
-        self._unreadable = unreadable
+    source: Source
+    one: dataclasses.InitVar[Any]
+    sampler: PoissonSampler
+    size: int
+    rows: np.ndarray
+    begun: int
+    unreadable: Unreadable = "error"
+
+    def __post_init__(self, one: Any):
         self._shapes = _zeros(one, 0)
         self._ends = [0]
         self._drawn: tuple[int, np.ndarray] = (-1, np.empty(0, np.int64))
 
     def __len__(self) -> int:
         """Return an upper bound of the number of elements, which is secret itself."""
-        most = max(1, -(-self._sampler.examples // self._size))
-        return (self._sampler.mechanism.steps - self._begun) * most
+        most = max(1, -(-self.sampler.examples // self.size))
+        return (self.sampler.mechanism.steps - self.begun) * most
 
     def __getitem__(self, index: int) -> Portion:
         """Return an element; one past the end of the run has step −1."""
         step, chunk = self._find(index)
-        if step == self._sampler.mechanism.steps:
+        if step == self.sampler.mechanism.steps:
             return Portion(-1, 0, 0, pad(np.empty(0, np.int64), 0), 0)
         indices = self._indices(step)
-        part = indices[chunk * self._size : (chunk + 1) * self._size]
-        _, mask, rows = self._sampler.chosen(step, pad(part, self._size))
-        batch = self._read(rows[self._rows], mask[self._rows])
-        unreadable = int(mask[self._rows].sum() - batch.mask.sum())
-        chunks = -(-len(indices) // self._size)
+        part = indices[chunk * self.size : (chunk + 1) * self.size]
+        _, mask, rows = self.sampler.chosen(step, pad(part, self.size))
+        batch = self._read(rows[self.rows], mask[self.rows])
+        unreadable = int(mask[self.rows].sum() - batch.mask.sum())
+        chunks = -(-len(indices) // self.size)
         return Portion(step, chunk, chunks, batch, unreadable)
 
     def _find(self, element: int) -> tuple[int, int]:
-        steps = self._sampler.mechanism.steps - self._begun
+        steps = self.sampler.mechanism.steps - self.begun
         while self._ends[-1] <= element and len(self._ends) <= steps:
-            drawn = len(self._indices(self._begun + len(self._ends) - 1))
-            self._ends.append(self._ends[-1] + max(1, -(-drawn // self._size)))
+            drawn = len(self._indices(self.begun + len(self._ends) - 1))
+            self._ends.append(self._ends[-1] + max(1, -(-drawn // self.size)))
         if element >= self._ends[-1]:
-            return self._sampler.mechanism.steps, 0
+            return self.sampler.mechanism.steps, 0
         number = int(np.searchsorted(self._ends, element, side="right")) - 1
-        return self._begun + number, element - self._ends[number]
+        return self.begun + number, element - self._ends[number]
 
     def _indices(self, step: int) -> np.ndarray:
         if self._drawn[0] != step:
-            self._drawn = (step, self._sampler.indices(step))
+            self._drawn = (step, self.sampler.indices(step))
         return self._drawn[1]
 
     def _read(self, rows: np.ndarray, mask: np.ndarray) -> PhysicalBatch:
         shape, mask, rows = mask.shape, mask.flatten(), rows.ravel()
         examples, wanted = _zeros(self._shapes, len(rows)), np.flatnonzero(mask)
-        if wanted.size and self._unreadable == "error":
-            _put(examples, wanted, gather(self._source, rows[wanted]))
+        if wanted.size and self.unreadable == "error":
+            _put(examples, wanted, gather(self.source, rows[wanted]))
         elif wanted.size:
             for row in wanted:
                 one = slice(row, row + 1)
                 try:
-                    _put(examples, one, gather(self._source, rows[one]))
+                    _put(examples, one, gather(self.source, rows[one]))
                 except UnreadableExample:
                     mask[row] = False
         examples = map_leaves(
