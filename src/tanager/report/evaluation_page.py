@@ -2,11 +2,11 @@
 
 import datetime
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from tanager._version import __version__
-from tanager.report.render import write_page
+from tanager.report.render import without_folders, write_page
 
 
 _Fields = Mapping[str, Any]
@@ -43,8 +43,8 @@ def write_evaluation(
         page,
         "evaluation.html",
         kind="Evaluation of a model with tanager",
-        subject=_last(data),
-        model=model if model.startswith("hf:") else _last(model),
+        subject=without_folders(data),
+        model=without_folders(model),
         which=which,
         date=datetime.date.today().isoformat(),
         version=__version__,
@@ -53,10 +53,6 @@ def write_evaluation(
         tiles=_TILES[several],
         **by_class(rows, found),
     )
-
-
-def _last(path: str) -> str:
-    return PurePath(path).name or path
 
 
 def by_class(per_class: Sequence[_Fields], measures: _Fields) -> dict[str, Any]:

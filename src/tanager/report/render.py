@@ -5,6 +5,7 @@ Jinja2 escapes values in HTML, and `plain` in Markdown. Both lose control charac
 
 import functools
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,19 @@ def plain(value: object) -> str:
     """Return a value on one line, with Markdown's special characters escaped."""
     one_line = " ".join(clean(value).split())
     return re.sub(r"([\\`*\[\]<>|#])", r"\\\1", one_line)
+
+
+def without_folders(value: Any) -> Any:
+    """Return settings with the last part of each path in place of the path."""
+    match value:
+        case str() if not value.startswith(("hf:", "timm/")):
+            return re.split(r"[/\\]", value.rstrip("/\\"))[-1] or value
+        case Mapping():
+            return {name: without_folders(each) for name, each in value.items()}
+        case list():
+            return [without_folders(each) for each in value]
+        case _:
+            return value
 
 
 @functools.cache

@@ -4,7 +4,6 @@ It is made of the run's public files (config.json, metrics.jsonl, result.json), 
 `private/`.
 """
 
-import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from tanager.measures import HEADLINES
 from tanager.report import guarantee, run_figures
 from tanager.report.evaluation_page import by_class
-from tanager.report.render import write_page
+from tanager.report.render import without_folders, write_page
 from tanager.report.run_files import read_config, read_metrics, read_result
 
 
@@ -70,16 +69,3 @@ def title(config: _Fields) -> str:
         last = PurePosixPath(given).name
         return last if last.strip(".") else f"a {name} of images"
     return str(name or config.get("model") or "a model")
-
-
-def without_folders(value: Any) -> Any:
-    """Return settings with the last part of each path in place of the path."""
-    match value:
-        case str() if not value.startswith(("hf:", "timm/")):
-            return re.split(r"[/\\]", value.rstrip("/\\"))[-1] or value
-        case Mapping():
-            return {name: without_folders(each) for name, each in value.items()}
-        case list():
-            return [without_folders(each) for each in value]
-        case _:
-            return value
