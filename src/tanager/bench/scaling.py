@@ -99,13 +99,6 @@ class ScalingBench:
     parallel: dict[str, float | None]
     stopped: bool
 
-    def one_device_seconds(self, strategy: str) -> float | None:
-        """Return the median seconds of a logical step on one device, if measured."""
-        for row in self.rows:
-            if (row["strategy"], row["devices"]) == (strategy, 1):
-                return row["seconds"]
-        return None
-
 
 def bench_scaling(
     workload: Workload,

@@ -100,7 +100,9 @@ class Scaling(Measured):
                 report=report,
             )
             one_device = {
-                name: found.one_device_seconds(name) for name in self.strategies
+                row["strategy"]: row["seconds"]
+                for row in found.rows
+                if row["devices"] == 1
             }
             warning = scaling.crowding(max(row["devices"] for row in found.rows))
         predicted = [
