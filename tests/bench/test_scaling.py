@@ -56,7 +56,6 @@ def test_rows_are_medians_of_whole_logical_steps(bench):
     assert column(found, "examples") == [24, 48, 24, 48]
     assert column(found, "seconds") == [2, 4, 6, 8]
     assert column(found, "examples_per_second") == [12, 12, 4, 6]
-    assert found.one_device_seconds("bk") == 6
     assert column(found, "share_of_ideal") == [1, 12 / 24, 1, 6 / 8]
     # Amdahl's law is not that of a problem that grows.
     assert found.parallel == {}
@@ -77,7 +76,6 @@ def test_without_one_device_there_is_no_ideal(bench):
     assert bench(**strong, failed={("bk", 2)}).parallel["bk"] is None
     for found in (bench(devices=(2,)), bench(failed={("sgd", 1), ("bk", 1)})):
         assert set(column(found, "share_of_ideal")) == {None}
-        assert found.one_device_seconds("sgd") is None
 
 
 def test_what_fails_is_a_row(bench):
