@@ -220,6 +220,7 @@ COMPOSED = [
     (_pld.Part(0.1, 1.5, 1), 100),
     (_pld.Part(0.5, 20.0, 1), 2),
     (_pld.Part(0.01, 1.0, 1, group=3), 1001),
+    (_pld.Part(0.001, 0.7, 1, group=2), 1000),
     (_pld.Part(1e-4, 1.0, 1), 10**6),
     (_pld.Part(1 - 1e-12, 2000.0, 1), 10_015),
 ]
@@ -256,6 +257,12 @@ def test_rounding_hides_no_more_of_delta_than_is_said(part, count):
             errors = ((ours._probs - exact) * weights)[above]
             hidden = np.abs(np.cumsum(errors[::-1])).max()
             assert hidden <= _pld.lost_to_rounding([every])
+
+
+def test_epsilon_is_no_lower_where_rounding_hides_a_part_of_delta():
+    """Against the ε of a finer grid, tilted and composed in 80-bit numbers."""
+    spent = accountant.epsilon(Mechanism(0.001, 0.7, 1000), 1e-10, group=2)
+    assert 5.145594 <= spent <= 5.145594 * 1.001
 
 
 def test_a_narrow_loss_loses_no_step():

@@ -93,7 +93,7 @@ def _tail(side: "_pld.Side", tilt: float) -> tuple[np.ndarray, np.ndarray]:
             raise OverflowError("the tilted privacy loss spans too many points")
         tilted.append(_pld.repeat(one, count))
         infinite += count * pmf._infinity_mass
-        lost += count * sys.float_info.epsilon
+        lost += count * _pld.LOST
         # With what rounding the exponents can have taken from it.
         rounding = sys.float_info.epsilon * (1 + np.abs(exponents).max())
         log_moment += count * (moment + rounding)
