@@ -143,6 +143,13 @@ def test_a_search_costs_more_than_a_run_and_less_than_all_of_them():
     assert spent[2] == pytest.approx(7.6, abs=0.1)
 
 
+def test_a_search_spends_no_less_than_a_run_at_any_order():
+    run = Mechanism(1e-6, 1000.0, 10**6)
+    one = accountant.rdp(run, accountant.RDP_ORDERS)
+    for shape in SHAPES:
+        assert (PrivateSearch(run, Selection(1, shape)).rdp() >= one).all()
+
+
 def test_noise_on_the_score_spends_no_more_than_a_run_at_any_order():
     orders = np.asarray(accountant.RDP_ORDERS)
     noise = PrivateSearch(RUN, Selection(10)).score_noise

@@ -176,11 +176,17 @@ class PrivateSearch:
 
     def rdp(self) -> np.ndarray:
         """Return the Rényi divergence of the search at `accountant.RDP_ORDERS`."""
-        from dp_accounting.dp_event import RepeatAndSelectDpEvent
+        from dp_accounting.rdp import rdp_privacy_accountant as theirs
 
-        run, selection = accountants.dp_event(self.run), self.selection
-        search = RepeatAndSelectDpEvent(run, selection.mean, selection.shape)
-        return accountants.rdp_of_event(search, accountants.RDP_ORDERS)
+        # For what is public there, the divergence of a run can be lost in rounding.
+        orders, selection = accountants.RDP_ORDERS, self.selection
+        found = theirs._compute_rdp_repeat_and_select(
+            orders,
+            accountants.rdp(self.run, orders).tolist(),
+            selection.mean,
+            selection.shape,
+        )
+        return np.asarray(found)
 
     @property
     def score_noise(self) -> float:
