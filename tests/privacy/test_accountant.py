@@ -400,13 +400,18 @@ def test_a_group_without_sampling_is_one_gaussian():
         ({"accountant": "rdp"}, "use 'pld'"),
         ({"adjacency": "replace-one"}, "use 'zero-out'"),
         ({"group": 0}, "group"),
+        ({"group": 2.5}, "group"),
+        ({"coarseness": 0}, "coarseness"),
     ],
 )
 def test_groups_that_cannot_be_accounted_for_are_refused(settings, message):
     settings = {"group": 2, "adjacency": "zero-out", "accountant": "pld"} | settings
     adjacency = Adjacency(settings.pop("adjacency"))
+    one = Mechanism(0.1, 1.0, 5, adjacency)
     with pytest.raises(ValueError, match=message):
-        accountant.epsilon(Mechanism(0.1, 1.0, 5, adjacency), 1e-5, **settings)
+        accountant.epsilon(one, 1e-5, **settings)
+    with pytest.raises(ValueError, match=message):
+        accountant.composed_epsilon([one], 1e-5, **settings)
 
 
 @pytest.mark.parametrize(("sigma", "order"), [(0.8, 2), (2.0, 5)])

@@ -201,10 +201,12 @@ def composed_epsilon(
     `accountant` is "pld" or "rdp"; `coarseness` and `group` are those of `epsilon`.
 
     Raises:
-        ValueError: δ is out of range, the adjacencies differ, so that they have no
-            common ε, or it has no bound by this accountant or for this group.
+        ValueError: a number is out of range, the adjacencies differ, so that they have
+            no common ε, or it has no bound by this accountant or for this group.
     """
     validate.probability(delta=delta)
+    validate.positive(coarseness=coarseness)
+    validate.whole(group=group, at_least=1)
     if not mechanisms:
         return 0.0
     adjacency = common_adjacency(mechanisms)
