@@ -763,7 +763,7 @@ def test_an_associative_scan_over_a_learned_decay(length):
     check(loss, {"decay": decay, "gain": gain}, x)
 
 
-# Parameters that meet constants
+# Parameters that meet constants, and values without a gradient
 
 
 def mask(w):
@@ -791,6 +791,15 @@ def added_to_constants(w, x):
     return x @ ((1.0 - w) + mask(w))
 
 
+def quantised(w, x):
+    return x @ (w + lax.stop_gradient(jnp.round(4 * w) / 4 - w))
+
+
+def quantised_less_itself(w, x):
+    still = lax.stop_gradient(w)
+    return x @ ((w - still) + jnp.round(4 * still) / 4)
+
+
 @pytest.mark.parametrize(
     ("apply", "shape"),
     [
@@ -798,7 +807,8 @@ def added_to_constants(w, x):
         for apply, full in [
             *((times_mask, ()), (mask_of_a_transpose, (True,))),
             *((over_constants, (False,)), (where_allowed, (True,))),
-            (added_to_constants, (True,)),
+            *((added_to_constants, (True,)), (quantised, (True,))),
+            (quantised_less_itself, (True, False)),
         ]
         for one in (True, False)
         for more in [one in full]
@@ -810,9 +820,10 @@ def test_a_parameter_that_meets_a_constant_is_not_shared(apply, shape):
     def loss(w, x):
         return curve(apply(w, x))
 
+    masked = times_mask, mask_of_a_transpose, over_constants, where_allowed
     (group,) = read(loss, w, x)[1]
     assert isinstance(group, Single) and len(group.gradients()) + len(group.grams()) > 0
-    assert bool(group.grams()) == (len(shape) == 1 or apply is added_to_constants)
+    assert bool(group.grams()) == (len(shape) == 1 or apply not in masked)
     narrow = ["float32"] * (FULL or apply is times_mask)
     check(loss, w, x, methods=True, dtypes=("float64", *narrow))
 

@@ -11,7 +11,7 @@ norms can be taken where the parameter is used.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.extend.core as jex
@@ -158,17 +158,24 @@ _LINKS: dict[str, Callable[[jex.JaxprEqn, int], Link | None]] = {
 
 
 def link(
-    equation: jex.JaxprEqn, result: int, operand: jex.Var, constants: Constants
+    equation: jex.JaxprEqn,
+    result: int,
+    operand: jex.Var,
+    constants: Constants,
+    live: Container[jex.Var],
 ) -> Link | None:
     """Return the link from an operand to a result of an equation, or None.
 
     All other operands must be constants, which neither examples nor parameters reach.
+    What is added need not be: it must not be `live`, that is, have a gradient.
+    Straight-through estimators add such values.
     """
     name, others = equation.primitive.name, [*variables(equation)]
     others.remove(operand)
-    if not constants.keys() >= set(others):
+    adds = name in ("add", "sub", "add_any")
+    if not constants.keys() >= {v for v in others if v in live or not adds}:
         return None
-    if others or name in ("add", "sub", "add_any"):
+    if others or adds:
         step = _meets_constant(equation, operand, constants)
     else:
         make = _LINKS.get(name)
@@ -179,7 +186,7 @@ def link(
 def _meets_constant(
     equation: jex.JaxprEqn, operand: jex.Var, constants: Constants
 ) -> Link | None:
-    """Return the link of a sum, product or choice of an operand and constant arrays."""
+    """Return the link of a sum, product or choice of an operand and other arrays."""
     name, atoms = equation.primitive.name, equation.invars
     place = atoms.index(operand)
 

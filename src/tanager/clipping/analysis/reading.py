@@ -209,7 +209,7 @@ def _chain(
     while (equation := live[variable].equation) is not None:
         operand = next(v for v in jaxprs.variables(equation) if v in live)
         result = equation.outvars.index(variable)
-        step = link(equation, result, operand, constants)
+        step = link(equation, result, operand, constants, live)
         if step is None:
             break
         links.append(step)
