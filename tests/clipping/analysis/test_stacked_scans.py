@@ -204,6 +204,20 @@ def scans_of(program):
     return [tap for tap in program.taps if tap.equation.primitive.name == "scan"]
 
 
+def test_slices_that_come_out_and_are_not_used_are_no_second_use():
+    """So `nnx.scan` returns the parameters of its layers."""
+
+    def loss(p, x):
+        def layer(y, own):
+            return jnp.tanh(own["w"] @ y + own["b"]), own
+
+        return curve(lax.scan(layer, x[0], slices(p, "w", "b"))[0])
+
+    params, x = inputs()
+    assert [type(group) for group in read(loss, params, x)[1]] == [Single, Single]
+    check(loss, params, x, methods=True)
+
+
 @pytest.mark.parametrize("loss", in_full(MORE + ROLLED, *MORE), ids=name_of)
 def test_what_is_clipped_is_the_gradient(loss):
     params, x = inputs()

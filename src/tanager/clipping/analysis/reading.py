@@ -98,7 +98,7 @@ def _sort(closed: jex.ClosedJaxpr, leaves: int) -> Program:
         meet = live.keys() & set(jaxprs.variables(equation))
         if not meet or not reached & set(equation.outvars):
             continue
-        for each in _stacked(equation, origins, live):
+        for each in _stacked(equation, origins, live, reached):
             if each is not None:
                 for made in each.links:
                     sort(made)
@@ -114,12 +114,16 @@ def _sort(closed: jex.ClosedJaxpr, leaves: int) -> Program:
 
 
 def _stacked(
-    equation: jex.JaxprEqn, origins: dict, live: dict[jex.Var, _Live]
+    equation: jex.JaxprEqn,
+    origins: dict,
+    live: dict[jex.Var, _Live],
+    reached: set[Any],
 ) -> list[scans.Stacked | None]:
     """Return the equations of a scan's step in which parameters meet data.
 
-    [None] stands for the equation itself, if it is no scan, or one in which parameters
-    are carried, returned, or made of others.
+    Those alone that a gradient reaches from what the loss uses of the scan: NNX returns
+    the parameters of each step as well. [None] stands for the equation itself, if it is
+    no scan, or one in which parameters are carried, returned, or made of others.
     """
     if equation.primitive.name != "scan" or not equation.params["length"]:
         return [None]
@@ -141,9 +145,12 @@ def _stacked(
     found: list[scans.Stacked | None] = []
     if any(isinstance(v, jex.Var) and v in entering for v in step.outvars):
         return [None]
+    after, outputs = step.outvars[: len(own.carry)], step.outvars[len(own.carry) :]
+    results = zip(outputs, equation.outvars[len(own.carry) :], strict=True)
+    inside = _reached(step.eqns, [*after, *(v for v, out in results if out in reached)])
     for each in step.eqns:
         atoms = jaxprs.variables(each)
-        if not entering & set(atoms):
+        if not (entering & set(atoms) and inside & set(each.outvars)):
             continue
         if all(v in outside for v in atoms):
             return [None]
