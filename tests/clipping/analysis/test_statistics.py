@@ -461,3 +461,21 @@ def test_an_optimizer_of_nnx_is_refused_by_name():
     optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
     with pytest.raises(ValueError, match=r"\(='Optimizer'\) must be.*give its `tx`"):
         check_optimizer(optimizer, model)
+
+
+def test_scales_of_8_bits_in_linen_are_not_trained():
+    """Flax returns as their gradients what they should be next."""
+    model = linen.Dense(3, dot_general_cls=linen.Fp8DirectDotGeneralOp)
+    x = np.random.default_rng(0).normal(size=(4, 1, 5)).astype(np.float32)
+    variables = model.init(jax.random.key(0), x[0])
+
+    def loss(variables, x):
+        y: Any = model.apply(variables, x)
+        return jnp.sum(y**2)
+
+    grad_fn = tanager.clipped_grad(loss, clip_norm=1.0, strategy="per_example")
+    found = grad_fn(variables, x)
+    assert not jax.tree.leaves(found.sum["_overwrite_with_gradient"])
+    own = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(variables, x)["params"]
+    squares = [np.sum(np.square(leaf).reshape(4, -1), 1) for leaf in own.values()]
+    np.testing.assert_allclose(found.norms, np.sqrt(sum(squares)), rtol=1e-4)

@@ -47,15 +47,21 @@ class RefusedLayer(ValueError):
     _keras_call_info_injected = True  # or Keras puts its own words around the message
 
 
+_COLLECTIONS = ("batch_stats", "_overwrite_with_gradient")
+"""Of linen: running statistics, and scales of 8 bits, whose "gradient" is what they
+should be next.
+"""
+
+
 def held_fixed(params: PyTree) -> PyTree:
     """Return a pytree of booleans like `params`: True where a leaf is never trained.
 
-    That is what an NNX module holds other than `nnx.Param`; linen's collection
-    `batch_stats`; Haiku's moving averages; and Equinox's `State`.
+    That is what an NNX module holds other than `nnx.Param`; linen's `_COLLECTIONS`;
+    Haiku's moving averages; and Equinox's `State`.
     """
 
     def of_node(path: tuple[Any, ...], node: Any) -> PyTree:
-        collection = any(getattr(key, "key", None) == "batch_stats" for key in path)
+        collection = any(getattr(key, "key", None) in _COLLECTIONS for key in path)
         held = collection or _is_state(node)
         return jax.tree.map(lambda _: held, node)
 
