@@ -163,3 +163,11 @@ def test_no_rows_are_clipped_and_explained_without_a_measurement_of_none():
     none = jax.tree.map(lambda leaf: leaf[:0], BATCH)
     assert not np.any(grad_fn(PARAMS, none).sum["w"])
     assert grad_fn.explain(PARAMS, none).rows == 1
+
+
+def test_what_a_function_in_the_loss_is_given_is_not_taken_for_what_it_returns():
+    def loss(params, example):
+        return jnp.sum(jax.vmap(lambda _, x: x)(jnp.tanh, example["x"]))
+
+    with pytest.raises(TypeError, match=r"^Argument .* is not a valid JAX type"):
+        clipped_grad(loss, clip_norm=1.0)(PARAMS, BATCH)

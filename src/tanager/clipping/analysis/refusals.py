@@ -208,7 +208,7 @@ def check_loss(
                 f"loss changes a Flax module that was made outside it ({error}): give "
                 "the module as params, or write nnx.merge(graph, ..., copy=True)"
             ) from error
-        if "is not a valid JAX type" in str(error):
+        if _returns_no_array(error):
             kind = str(error).partition("<class '")[2].partition("'")[0]
             raise ValueError(
                 f"loss (returning a {kind}) must return one floating-point scalar for "
@@ -232,6 +232,12 @@ def check_loss(
         refuse_ill_defined(derived.jaxpr)
         alone = alone or needed_by(derived.jaxpr)
     return Read(alone, any(isinstance(each, Tracer) for each in closed.consts))
+
+
+def _returns_no_array(error: Exception) -> bool:
+    """Whether JAX refuses what a function returns, and not what one in it is given."""
+    text = str(error)
+    return "is not a valid JAX type" in text and not text.startswith("Argument")
 
 
 def _check_result(value: PyTree, has_aux: bool) -> None:
@@ -289,7 +295,7 @@ def check_transform(transform: Callable[[PyTree], PyTree], gradient: PyTree) -> 
     try:
         value = check_alone(transform, "transform", gradient)
     except TypeError as error:
-        if "is not a valid JAX type" not in str(error):
+        if not _returns_no_array(error):
             raise
         value = None
     leaves = jax.tree.leaves(value)
