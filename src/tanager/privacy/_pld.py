@@ -388,7 +388,7 @@ def losses_of(pmf: "DensePLDPmf") -> np.ndarray:
 def lost_to_rounding(parts: Sequence[Part]) -> float:
     """Return how much of δ the rounding of the Fourier transform can hide.
 
-    `tests/privacy/test_accountant.py` compares it with 80-bit numbers.
+    `tests/privacy/test_pld.py` compares it with 80-bit numbers.
     """
     return LOST * sum(part.steps for part in parts)
 
