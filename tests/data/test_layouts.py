@@ -1,49 +1,22 @@
 """Folders as people have them: read, with what is not read counted and named."""
 
 import json
-import re
 import unicodedata
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import small_sources as small
-from PIL import Image
+from numbered import SIDE, image, rows, write
 from small_sources import everything
 
 from tanager.data import Layout, gather, load
 from tanager.data.layout import ending
 
 
-COUNT, SIDE = 12, 8
-"""Six images of each of two classes; all pixels of image i are 6·i."""
-
-
-def image(number):
-    return np.full((SIDE, SIDE, 3), 6 * number, np.uint8)
-
-
-def write(path, *names):
-    """The image whose number is the last number in each file's name."""
-    for name in names:
-        file = path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image(int(re.findall(r"\d+", name)[-1]))).save(file)
-
-
-def rows(path, file, numbers, values=None, **columns):
-    encoded = [small.png(image(number)) for number in numbers]
-    values = [number % 2 for number in numbers] if values is None else values
-    columns = columns or {"image": encoded, "label": values}
-    file = path / file
-    file.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.table(columns)
-    if file.suffix == ".parquet":
-        pq.write_table(table, file)
-    else:
-        small.write_arrow(file, table, stream=file.suffix == ".arrow")
+COUNT = 12
+"""Six images of each of two classes."""
 
 
 def halves(path, train, test):
@@ -372,173 +345,6 @@ def test_images_in_no_folder_of_a_split_are_refused(tmp_path):
     write(tmp_path, "data/a_15.png")
     with pytest.raises(ValueError, match=r"a_15\.png.* in no train or test folder"):
         load("folder", layout)
-
-
-def loose(path):
-    write(path, "1.png", "2.png")
-
-
-def two_tables(path):
-    loose(path)
-    for name in ("a.csv", "b.csv"):
-        (path / name).write_text("x")
-
-
-def not_images(path):
-    (path / "scans").mkdir()
-    (path / "scans" / "1.nii").write_text("x")
-
-
-def channels_first(path):
-    np.savez(
-        path / "x.npz", train_images=np.zeros((4, 3, 8, 8), np.uint8), train_labels=[0]
-    )
-
-
-def csv(*lines):
-    def make(path):
-        write(path, "1.png", "2.png", "3.png", "4.png", "more/4.png")
-        (path / "labels.csv").write_text("\n".join(lines))
-
-    return make
-
-
-def unclear(path):
-    write(path, "p/1.png", "p/2.png", "q/3.png")
-    (path / "all.csv").write_text("id,dx,age\n1,zoe,50\n2,ann,60\n3,zoe,70")
-
-
-def pointer(path):
-    (path / "train.parquet").write_text("version https://git-lfs.github.com/spec/v1\n")
-
-
-@pytest.mark.parametrize("ending", ["parquet", "arrow"])
-@pytest.mark.parametrize(
-    ("field", "given", "near"),
-    [
-        ("label_column", "Befun", "befund"),
-        ("image_column", "bidl", "bild"),
-        ("groups", "hous", "house"),
-    ],
-)
-def test_a_column_that_a_table_lacks_names_a_near_one_first(
-    tmp_path, ending, field, given, near
-):
-    columns = {"bild": [small.png(image(1))] * 2, "befund": [0, 1], "house": [0, 1]}
-    rows(tmp_path, f"train.{ending}", range(2), **columns)
-    named = {} if field == "groups" else {field: given}
-    message = f"has no column '{given}': did you mean '{near}'? its columns are "
-    with pytest.raises(ValueError, match=re.escape(message)):
-        groups = given if field == "groups" else None
-        load("folder", Layout(tmp_path, **named), groups=groups)
-
-
-def two_columns(path):
-    rows(path, "train.parquet", range(4), image=[small.png(image(1))] * 4, x=[0, 1] * 2)
-    table = pq.read_table(path / "train.parquet")
-    pq.write_table(table.append_column("y", table["x"]), path / "train.parquet")
-
-
-def ids(path):
-    rows(path, "train.parquet", range(4), [f"zoe {n}" for n in range(4)])
-
-
-def one_class(path):
-    write(path, "a/1.png", "a/2.png")
-    (path / "b").mkdir()
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"label_column": "Befund"}, "has no column 'Befund': did you mean 'befund'?"),
-        ({"image_column": "bildd"}, "has no column 'bildd': did you mean 'bild'?"),
-        ({"label_column": "x"}, "has no column 'x': give one of the 3 names in its fi"),
-        ({"groups": "Patient"}, "a column of t.csv: did you mean 'patient'?"),
-        ({"groups": "xy"}, "a column of t.csv: give one of the 3 names in its first"),
-        ({"label_column": "befund"}, "t.csv') has one class only: two classes or more"),
-    ],
-)
-def test_a_column_that_is_not_there_names_only_a_near_one(tmp_path, given, message):
-    write(tmp_path, "1.png", "2.png")
-    table = tmp_path / "t.csv"
-    table.write_text("bild,befund,patient\n1.png,zoe,p\n2.png,zoe,q")
-    columns = {name: given[name] for name in given if name != "groups"}
-    with pytest.raises(ValueError, match=re.escape(message)) as refused:
-        load("folder", Layout(tmp_path, table, **columns), groups=given.get("groups"))
-    others = {"bild", "befund", "patient"} - {*re.findall(r"\w+", message)}
-    assert not others & {*re.findall(r"\w+", str(refused.value))}
-
-
-UNKNOWN = [
-    (cell, f"row 4 has {cell} in column 2: fill it in, or leave out the row; if it is")
-    for cell in ("NaN", "NA", "n/a", "#N/A", "null")
-]
-WRITTEN = ("image,label", "1.png,zoe", "2.png,ann")
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (loose, "has images, but no class folders: found no folders and files .png 2:"),
-        (loose, "--labels FILE (a CSV file) or --labels-from-name"),
-        (two_tables, "files .png 2, .csv 2"),
-        (
-            not_images,
-            "no layout that is read: found 1 folder (scans) and files .nii 1",
-        ),
-        (
-            channels_first,
-            "has images as uint8[4, 3, 8, 8], channels first (NCHW): save",
-        ),
-        (csv(*WRITTEN, "7.png,zoe"), "row 4 names no image"),
-        (csv(*WRITTEN, "4.png,zoe"), "path (="),
-        (csv(*WRITTEN, "2.png,zoe"), "row 4 names the image of row 3: leave only one"),
-        (csv(*WRITTEN, "3.png,"), "row 4 has nothing in column 2: fill it in, or"),
-        *((csv(*WRITTEN, f"3.png,{cell}"), told) for cell, told in UNKNOWN),
-        (csv(*WRITTEN, "", "3.png,"), "row 5 has nothing in column 2"),
-        (csv(*WRITTEN, "", "3.png"), "row 5 has 1 columns, and the first line has 2"),
-        (csv(*WRITTEN, "3.png"), "row 4 has 1 columns, and the first line has 2"),
-        (csv(*WRITTEN[1:], "3.png,zoe"), "has no names of columns: its first line"),
-        (csv("image,label,split", "1.png,zoe,1"), "must say train or test in each row"),
-        (csv("image,a,b", "1.png,zoe,1"), "has no column 'label' or 'labels' or"),
-        (csv("image,a,b", "1.png,zoe,1"), "its columns are ['image', 'a', 'b']: name"),
-        (csv("9.png,zoe,7", "1.png,ann,1"), "it has 3 columns, none of a usual name"),
-        (csv("9.png,zoe", "1.png,"), "row 2 has nothing in column 2"),
-        (unclear, "names images in 2 folders, and may hold their labels: it has 3"),
-        (pointer, "is a pointer of Git LFS: get the file: git lfs pull"),
-        (two_columns, "its columns are ['x', 'y']; name that of labels with"),
-        (ids, "has fewer than two images a class, if every label is a class"),
-        (one_class, "has one class only: two classes or more are needed"),
-    ],
-)
-def test_what_is_not_understood_is_described(tmp_path, make, message):
-    make(tmp_path)
-    with pytest.raises(ValueError, match=re.escape(message)) as refused:
-        load("folder", tmp_path)
-    told = str(refused.value)
-    assert "remove" not in told
-    assert not re.search(r"\bzoe|\bann\b", told)
-
-
-def test_a_first_row_is_not_shown_as_names_of_columns(tmp_path):
-    csv("9.png,zoe", "1.png,ann")(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"labels\.csv: give one of the 2 names"
-    ) as refused:
-        load("folder", tmp_path, groups="ward")
-    assert "zoe" not in str(refused.value)
-
-
-def test_layouts_of_ones_own_only(tmp_path):
-    with pytest.raises(ValueError, match=r"labels_from_name.* does not apply to cifar"):
-        load("cifar10", Layout(tmp_path, labels_from_name=True))
-    with pytest.raises(ValueError, match=r"labels .*must be left out with labels_from"):
-        Layout(tmp_path, labels="x.csv", labels_from_name=True)
-    write(tmp_path, "007.png", "cat_1.png")
-    with pytest.raises(ValueError, match="begins with no class: names must begin"):
-        load("folder", Layout(tmp_path, labels_from_name=True))
 
 
 def test_decoded_images_are_resized(tmp_path):
