@@ -148,6 +148,14 @@ def test_a_large_group_that_is_seldom_sampled_is_as_a_law_of_few(group):
     assert spent[1] == pytest.approx(spent[0], rel=1e-3)
 
 
+@pytest.mark.parametrize(("q", "group"), [(0.5, 1000), (0.01, 10**6), (1e-9, 10**9)])
+def test_a_group_too_large_to_count_is_taken_as_sampled_whole(q, group):
+    sigma = float(group)
+    spent = accountant.epsilon(Mechanism(q, sigma, 4), 1e-5, group=group)
+    exact = gaussian_epsilon(2.0, 1e-5)
+    assert exact <= spent <= exact * 1.001
+
+
 def test_numbers_of_a_group_that_are_left_out_count_as_no_privacy():
     """The δ of a step, in 50 digits, is not above the one that is stated."""
     one, group, epsilon = Mechanism(0.001, 0.5, 1), 60, 6.0

@@ -37,6 +37,8 @@ _COMPOSED_POINTS = 300_000  # each takes 1 µs
 _LARGEST_INTERVAL = 500.0  # beyond it, exp(interval) overflows
 _CUT = 0.5 * math.exp(-50)  # of the noise's mass at each end, as in `dp_accounting`
 _CUT_COMPOSED = 1e-15  # of the mass of all steps, at both ends, as in `dp_accounting`
+_LARGEST_GROUP = 10**6  # it takes seconds
+_MOST_SAMPLED = 100  # of a group, on average: it takes seconds, and half a gigabyte
 LOST = 4 * sys.float_info.epsilon
 """Of the mass, what rounding hides in a step at most: 1.5 epsilons were measured."""
 
@@ -58,7 +60,12 @@ class Part(NamedTuple):
 
         Of a large group, numbers so high are left out that they are sampled with a
         probability of at most `_CUT` together.
+
+        Raises:
+            OverflowError: the numbers of a group are too many for memory.
         """
+        if self.group > max(1, min(_LARGEST_GROUP, _MOST_SAMPLED / self.sample_rate)):
+            raise OverflowError("the group is too large")
         q, number = self.sample_rate, np.arange(self.group + 1.0)
         without = self.group - number
         ways = special.gammaln(number + 1) + special.gammaln(without + 1)

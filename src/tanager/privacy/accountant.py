@@ -124,7 +124,8 @@ def epsilon(
         coarseness: of PLD's grid. At 8, ε is still a guarantee, at most 0.05 % higher
             in the papers' settings, in a quarter of the time.
         group: how many examples neighbours differ in, such as all images of a person.
-            Each of them is sampled independently. For more than one, by PLD only.
+            Each of them is sampled independently. For more than one, by PLD only; where
+            more than 100 are sampled on average, as if all of them were.
 
     Raises:
         ValueError: an argument is out of range, or the adjacency is replace-one and the
@@ -341,7 +342,7 @@ def _has_many_steps(parts: Sequence[_pld.Part]) -> bool:
 def _epsilon_without_grid(
     parts: Sequence[_pld.Part], delta: float, adjacency: Adjacency
 ) -> float:
-    """Bound ε if the loss is too wide, or δ too small, for a numerical PLD.
+    """Bound ε where a loss is too wide, δ too small or a group too large for the grid.
 
     The smaller of RDP and of the exact ε of the Gaussian mechanism without subsampling,
     which dominates the subsampled one (the hockey-stick divergence is jointly convex).
