@@ -112,6 +112,11 @@ def read(loss: Callable, params: Any, batch: Any) -> tuple[Program, list[NormGro
     return program, choices.norm_groups(program)
 
 
+def kinds(loss, params, batch):
+    """Return the types of the groups that a loss is clipped by."""
+    return [type(group) for group in read(loss, params, batch)[1]]
+
+
 def raised(own: Sequence[NormGroup]) -> dict[str, float]:
     """Return by how much each way of clipping may raise a norm on purpose."""
     grams = max([0.0, *(c.excess(Method(n, "")) for c in own for n in c.grams())])
