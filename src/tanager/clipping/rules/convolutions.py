@@ -93,12 +93,13 @@ class Convolution(Products):
         """See `Rule.gather`: the images of all uses are those of one."""
         if len(seen) == 1:
             return seen[0]
-        sides = (self._image_order, [at.data for at in seen])
-        others = [(self._result_order, [at.results for at in seen])]
-        others += [(self._result_order, [at.gradients for at in seen])]
         data, results, gradients = (
             [jnp.concatenate([one for (one,) in each], order[0] + 1)]
-            for order, each in (sides, *others)
+            for order, each in (
+                (self._image_order, [at.data for at in seen]),
+                (self._result_order, [at.results for at in seen]),
+                (self._result_order, [at.gradients for at in seen]),
+            )
         )
         return replace(seen[0], data=data, results=results, gradients=gradients)
 
@@ -249,18 +250,18 @@ class Convolution(Products):
         outputs = self.outputs // groups
         own = (groups, self.offsets, inputs, outputs)
         methods["patches"] = Formation(
-            self.gradients_by_patches, self._patches_at_anchor, own, scale, (0, -1)
+            self.gradients_by_patches, self._from(1, 2, 0, 3), own, scale, (0, -1)
         )
         if 1 < self.offsets <= _MOST_OFFSETS and self._dense():
             first = self.kernel[0]
             own = (groups, self.offsets // first, inputs, first, outputs)
             methods["crossed"] = Formation(
-                self.gradients_crossed, self._crossed_at_anchor, own, scale, (0, -1)
+                self.gradients_crossed, self._from(3, 1, 2, 0, 4), own, scale, (0, -1)
             )
         if self._spread_out():
             own = (groups, inputs, self.offsets, outputs)
             methods["gathered"] = Formation(
-                self.gradients_gathered, self._gathered_at_anchor, own, scale, (0, -1)
+                self.gradients_gathered, self._from(2, 1, 0, 3), own, scale, (0, -1)
             )
         return methods
 
@@ -368,14 +369,9 @@ class Convolution(Products):
         right = right.reshape(*left.shape[:2], *right.shape[-3:])
         return product("bqgc,bqgkf->bgckf", left, right, exact=seen.exact)
 
-    def _patches_at_anchor(self, gradient: Float[Array, "g k c f"]) -> Array:
-        return self._at_anchor(jnp.moveaxis(gradient, 0, 2))
-
-    def _crossed_at_anchor(self, gradient: Float[Array, "g o c k f"]) -> Array:
-        return self._at_anchor(jnp.transpose(gradient, (3, 1, 2, 0, 4)))
-
-    def _gathered_at_anchor(self, gradient: Float[Array, "g c k f"]) -> Array:
-        return self._at_anchor(jnp.transpose(gradient, (2, 1, 0, 3)))
+    def _from(self, *order: int) -> Callable[[Array], Array]:
+        """Return `to_param` of gradients with axes in another order."""
+        return lambda gradient: self._at_anchor(jnp.transpose(gradient, order))
 
     def _at_anchor(self, gradient: Array) -> Array:
         """Return the anchor's gradient from `[offsets..., C, G, F]`."""
