@@ -68,14 +68,6 @@ def _convert(equation: jex.JaxprEqn, _: int) -> Link | None:
     return Link(same, entrywise=True) if real else None
 
 
-def _negative(equation: jex.JaxprEqn, _: int) -> Link:
-    return Link(jnp.negative, entrywise=True)
-
-
-def _reverse(equation: jex.JaxprEqn, _: int) -> Link:
-    return Link(lambda gradient: lax.rev(gradient, equation.params["dimensions"]))
-
-
 def _broadcast(equation: jex.JaxprEqn, _: int) -> Link:
     shape = _shape(equation)
     result = aval(equation.outvars[0]).shape
@@ -88,10 +80,6 @@ def _broadcast(equation: jex.JaxprEqn, _: int) -> Link:
     return Link(back, scale=math.nan if grown else 1.0)
 
 
-def _scaled(factor: float) -> Link:
-    return Link(lambda gradient: gradient * factor, abs(factor), entrywise=True)
-
-
 def _times_number(equation: jex.JaxprEqn, _: int) -> Link | None:
     divide = equation.primitive.name == "div"
     one, other = equation.invars
@@ -101,7 +89,9 @@ def _times_number(equation: jex.JaxprEqn, _: int) -> Link | None:
     if divide and (number is one or number.val == 0):
         return None
     factor = 1 / float(number.val) if divide else float(number.val)
-    return _scaled(factor) if math.isfinite(factor) else None
+    if not math.isfinite(factor):
+        return None
+    return Link(lambda gradient: gradient * factor, abs(factor), entrywise=True)
 
 
 def _slice(equation: jex.JaxprEqn, _: int) -> Link:
@@ -147,8 +137,10 @@ _LINKS: dict[str, Callable[[jex.JaxprEqn, int], Link | None]] = {
     "convert_element_type": _convert,
     "copy": _convert,
     "copy_p": _convert,
-    "neg": _negative,
-    "rev": _reverse,
+    "neg": lambda equation, _: Link(jnp.negative, entrywise=True),
+    "rev": lambda equation, _: Link(
+        lambda gradient: lax.rev(gradient, equation.params["dimensions"])
+    ),
     "broadcast_in_dim": _broadcast,
     "mul": _times_number,
     "div": _times_number,
