@@ -8,7 +8,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from tanager.clipping.analysis.jaxprs import aval
+from tanager.clipping.analysis.jaxprs import aval, jaxprs_in
 from tanager.models import weights
 
 
@@ -55,10 +55,7 @@ def _equation_flops(equation: jex.JaxprEqn) -> int:
         kernel, result = aval(equation.invars[1]), aval(equation.outvars[0])
         outputs = kernel.shape[equation.params["dimension_numbers"].rhs_spec[0]]
         return 2 * result.size * (kernel.size // outputs)
-    inner = [
-        _flops(getattr(part, "jaxpr", part))
-        for part in jex.jaxprs_in_params(equation.params)
-    ]
+    inner = [_flops(part) for part in jaxprs_in(equation)]
     if name == "while" and any(inner):
         raise ValueError(
             "model has a while_loop over products, whose number of turns is unknown: "

@@ -12,16 +12,15 @@ The gradient of such a loss is that of one example, in a loop over the rows
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.core
-import jax.extend.core as jex
 from jax.custom_batching import sequential_vmap
 from jaxtyping import PyTree
 
-from tanager.clipping.analysis.jaxprs import every_equation
+from tanager.clipping.analysis.jaxprs import every_equation, jaxprs_in, names
 
 
 _SEQUENTIAL = getattr(sequential_vmap(lambda x: x).vmap_rule, "__code__", None)
@@ -100,10 +99,9 @@ def _answer_of_the_batch(jaxpr: Any, allowed: bool = False) -> str:
         asks = name in _OF_THE_BATCH and not allowed
         if asks and not _only_ends_loops(jaxpr, equation.outvars[0]):
             return name
-        for inner in jex.jaxprs_in_params(equation.params):
-            inner = getattr(inner, "jaxpr", inner)
+        for inner in jaxprs_in(equation):
             raises = equation.params.get("name") == ERROR_IF
-            raises = raises and holds(inner, ("pure_callback",))
+            raises = raises and "pure_callback" in names(inner.eqns)
             if found := _answer_of_the_batch(inner, allowed or raises):
                 return found
     return ""
@@ -123,8 +121,3 @@ def _only_ends_loops(jaxpr: Any, answer: Any) -> bool:
         if name not in _CHOOSING or not _only_ends_loops(jaxpr, equation.outvars[0]):
             return False
     return not any(atom is answer for atom in jaxpr.outvars)
-
-
-def holds(jaxpr: Any, names: Sequence[str]) -> bool:
-    """Whether a jaxpr has one of these primitives, at any depth."""
-    return any(each.primitive.name in names for each in every_equation(jaxpr.eqns))

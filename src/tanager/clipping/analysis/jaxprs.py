@@ -46,20 +46,19 @@ def every_equation(equations: Iterable[jex.JaxprEqn]) -> Iterator[jex.JaxprEqn]:
     """Yield these equations, and those of the jaxprs in them, at any depth."""
     for equation in equations:
         yield equation
-        for inner in jex.jaxprs_in_params(equation.params):
-            yield from every_equation(getattr(inner, "jaxpr", inner).eqns)
+        for inner in jaxprs_in(equation):
+            yield from every_equation(inner.eqns)
+
+
+def jaxprs_in(equation: jex.JaxprEqn) -> list[Any]:
+    """Return the jaxprs in an equation, without their constants."""
+    inner = jex.jaxprs_in_params(equation.params)
+    return [getattr(each, "jaxpr", each) for each in inner]
 
 
 def names(equations: Iterable[jex.JaxprEqn]) -> set[str]:
     """Return the names of the primitives of equations and of those within them."""
     return {each.primitive.name for each in every_equation(equations)}
-
-
-def asks_what_varies(equation: jex.JaxprEqn) -> bool:
-    """Whether an equation holds a derivative's rule with ``symbolic_zeros=True``."""
-    return any(
-        e.params.get("symbolic_zeros") is True for e in every_equation([equation])
-    )
 
 
 def body_of(call: jex.JaxprEqn) -> tuple[Any, Sequence[Any]]:

@@ -15,7 +15,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import PyTree
 
-from tanager.clipping.analysis.alone import ERROR_IF, holds, is_sequential, needed_by
+from tanager.clipping.analysis.alone import ERROR_IF, is_sequential, needed_by
+from tanager.clipping.analysis.jaxprs import jaxprs_in, names
 from tanager.clipping.analysis.statistics import RefusedLayer, watching
 
 
@@ -40,7 +41,7 @@ _REMEDY = (
 _MARKS = ("pvary", "pcast")
 """They name axes of a mesh, but exchange no values between devices."""
 
-_DERIVED = ("custom_jvp_call", "custom_vjp_call", *_MARKS)
+_DERIVED = {"custom_jvp_call", "custom_vjp_call", "custom_vmap_call", "while", *_MARKS}
 """Their derivatives are not in the program of the loss, and may mix examples."""
 
 _DRAWS = (
@@ -90,8 +91,8 @@ def refuse_ill_defined(jaxpr: Any, what: str = "loss", raises: bool = False) -> 
                 'vmap_method="sequential"'
             )
         inside = raises or equation.params.get("name") == ERROR_IF
-        for inner in jex.jaxprs_in_params(equation.params):
-            refuse_ill_defined(getattr(inner, "jaxpr", inner), what, inside)
+        for inner in jaxprs_in(equation):
+            refuse_ill_defined(inner, what, inside)
 
 
 def _refuse_references(jaxpr: Any, what: str = "loss") -> None:
@@ -225,7 +226,7 @@ def check_loss(
     _refuse_references(closed.jaxpr)
     refuse_ill_defined(closed.jaxpr)
     alone = needed_by(closed.jaxpr)
-    if holds(closed.jaxpr, (*_DERIVED, "while", "custom_vmap_call")):
+    if _DERIVED & names(closed.jaxpr.eqns):
         gradient = jax.grad(of_leaves, has_aux=has_aux)
         derived, _ = _traced(gradient, trainable, example)
         _refuse_references(derived.jaxpr)

@@ -107,11 +107,12 @@ class Program:
     def needs_definition(self) -> bool:
         """Whether a derivative in it depends on which operands have one.
 
-        Taps change that: of a tap's operands only parameters have a derivative, and in
-        the pass through the body all but them. Such a loss is clipped by `vmap` of its
-        gradient.
+        Its rule then has ``symbolic_zeros=True``. Taps change that: of a tap's operands
+        only parameters have a derivative, and in the pass through the body all but
+        them. Such a loss is clipped by `vmap` of its gradient.
         """
-        return any(jaxprs.asks_what_varies(tap.equation) for tap in self.taps)
+        every = jaxprs.every_equation(tap.equation for tap in self.taps)
+        return any(each.params.get("symbolic_zeros") is True for each in every)
 
     @functools.cached_property
     def convolves_data(self) -> bool:
@@ -263,7 +264,7 @@ def _convolves_data(equation: jex.JaxprEqn, shared: set[jex.Var]) -> bool:
     """
     if equation.primitive.name == "conv_general_dilated":
         return not any(v in shared for v in jaxprs.variables(equation))
-    for inner in map(_opened, jex.jaxprs_in_params(equation.params)):
+    for inner in jaxprs.jaxprs_in(equation):
         known = {*inner.constvars, *_shared_within(equation, inner, shared)}
         for each in inner.eqns:
             if _convolves_data(each, known):
@@ -271,10 +272,6 @@ def _convolves_data(equation: jex.JaxprEqn, shared: set[jex.Var]) -> bool:
             if all(v in known for v in jaxprs.variables(each)):
                 known.update(each.outvars)
     return False
-
-
-def _opened(jaxpr: Any) -> Any:
-    return getattr(jaxpr, "jaxpr", jaxpr)
 
 
 def _shared_within(
