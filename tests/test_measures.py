@@ -21,6 +21,10 @@ def drawn(count, classes, seed=0, better=0.4):
     return scores / scores.sum(axis=1, keepdims=True), labels
 
 
+def f1(matrix):
+    return measures._f1(matrix.diagonal(), matrix.sum(axis=1), matrix.sum(axis=0))
+
+
 def test_the_numbers_are_those_of_scikit_learn():
     scores, labels = drawn(200, 4)
     found = measure(scores, labels, "abcd")
@@ -52,11 +56,7 @@ def test_of_many_classes_the_five_likeliest_count_too():
 def test_what_is_drawn_again_is_measured_as_scikit_learn_does():
     """The formulas of the intervals, which are computed many times."""
     scores, labels = drawn(90, 3)
-    matrix = metrics.confusion_matrix(labels, scores.argmax(axis=1))
     weights = np.random.default_rng(1).integers(0, 4, 90)
-    found = measure(scores, labels, "abc")
-    assert measures.recall(matrix) == pytest.approx(found["balanced_accuracy"]["value"])
-    assert measures.f1(matrix) == pytest.approx(found["macro_f1"]["value"])
     for weight in (np.ones(90), weights):
         ours = measures.Ranked(scores[:, 0], labels == 0).area(weight)
         sklearns = metrics.roc_auc_score(
@@ -88,7 +88,7 @@ def test_means_over_classes_have_intervals_that_hold(sizes, chance):
     """Exact, of two classes; Wilson's, combined, hold 88 to 94 % of (5, 5)."""
     labels = np.repeat([0, 1], sizes)
     mean = np.array(sizes)[:, None] * [[chance, 1 - chance], [1 - chance, chance]]
-    truth = {"balanced_accuracy": chance, "macro_f1": measures.f1(mean)}
+    truth = {"balanced_accuracy": chance, "macro_f1": f1(mean)}
     held, seen = dict.fromkeys(truth, 0.0), 0.0
     for right in itertools.product(*(range(size + 1) for size in sizes)):
         likely = math.prod(stats.binom.pmf(right, sizes, chance))
@@ -114,7 +114,7 @@ def test_means_over_many_small_classes_have_intervals_that_hold(chance):
     shares = np.full((10, 10), (1 - chance) / 9)
     np.fill_diagonal(shares, chance)
     draw = np.random.default_rng(0)
-    truth = {measures._recall: chance, measures._f1: measures.f1(shares)}
+    truth = {measures._recall: chance, measures._f1: f1(shares)}
     held = dict.fromkeys(truth, 0)
     for _ in range(400):
         matrix = np.stack([draw.multinomial(4, row) for row in shares])

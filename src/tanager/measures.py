@@ -220,16 +220,6 @@ def chances(logits: np.ndarray) -> np.ndarray:
     return expit(logits.astype(np.float64))
 
 
-def recall(matrix: np.ndarray) -> float:
-    """Return the mean recall of the classes, balanced accuracy, of matrix[K, K]."""
-    return _recall(matrix.diagonal(), matrix.sum(axis=1), matrix.sum(axis=0))
-
-
-def f1(matrix: np.ndarray) -> float:
-    """Return the macro F1 of a confusion matrix[K, K]."""
-    return _f1(matrix.diagonal(), matrix.sum(axis=1), matrix.sum(axis=0))
-
-
 def _recall(right: np.ndarray, counts: np.ndarray, named: np.ndarray) -> float:
     del named
     return float(np.mean(right[counts > 0] / counts[counts > 0]))
