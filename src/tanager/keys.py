@@ -29,14 +29,8 @@ def key_words(
     seed: Seed, purpose: str, *position: int, count: int = 1
 ) -> UInt32[np.ndarray, "count 2"]:
     """Return what those keys are made of: for many runs, without as many arrays."""
-    return np.stack(
-        [
-            np.frombuffer(
-                seed.derive(purpose, *position, n, size=_KEY_BYTES), np.uint32
-            )
-            for n in range(count)
-        ]
-    )
+    keys = [seed.derive(purpose, *position, n, size=_KEY_BYTES) for n in range(count)]
+    return np.frombuffer(b"".join(keys), np.uint32).reshape(count, 2)
 
 
 def from_words(words: UInt32[ArrayLike, "*shape 2"]) -> Key[Array, "*shape"]:
