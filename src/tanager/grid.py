@@ -135,7 +135,10 @@ class Grid:
     def round(self, sums: PyTree) -> Whole:
         """Return sums, float32 or wider, as the nearest whole numbers of spacings."""
         for leaf in jax.tree.leaves(sums):
-            _require_wide(leaf)
+            if jnp.finfo(leaf.dtype).bits < 32:
+                rule = "must be float32 or wider"
+                remedy = "clipped_grad returns such sums; do not cast them before"
+                validate.refuse("total", str(leaf.dtype), rule, f"{remedy} the noise")
 
         def high(leaf: Array) -> Array:
             return jnp.round(self._units(leaf) * 2.0**-_BITS).astype(jnp.int32)
@@ -236,9 +239,3 @@ def _alike(one: PyTree, other: PyTree) -> bool:
     leaves, structures = zip(*map(jax.tree.flatten, (one, other)), strict=True)
     shapes = [[np.shape(leaf) for leaf in each] for each in leaves]
     return structures[0] == structures[1] and shapes[0] == shapes[1]
-
-
-def _require_wide(leaf: Array) -> None:
-    if jnp.finfo(leaf.dtype).bits < 32:
-        remedy = "clipped_grad returns such sums; do not cast them before the noise"
-        validate.refuse("total", str(leaf.dtype), "must be float32 or wider", remedy)

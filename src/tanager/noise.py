@@ -136,7 +136,14 @@ class GaussianNoise:
                 validate.refuse(f"params{name}", shape, rule, f"{remedy}, {more}")
 
     def _require_sum(self, total: Whole) -> None:
-        _require_whole(total)
+        if not isinstance(total, Whole):
+            raise ValueError(
+                "total must be a sum on the grid, not of floats, whose rounding can "
+                "tell what was added: begin with noise.zeros() and add each physical "
+                "batch by noise.grid.add(total, sums)"
+            )
+        if any(leaf.dtype != jnp.int32 for leaf in jax.tree.leaves(total)):
+            raise ValueError(CHANGED)
         self.grid.require(total)
         self.require_like(total.high)  # or one number of noise would hide several
         self.require_like(total.low)
@@ -283,17 +290,6 @@ def _used_by(seed: Seed) -> dict[int, bytes]:
     Seeds that are not secret hide nothing: each object has its own then.
     """
     return _USED.setdefault(seed.fingerprint(b"used"), {}) if seed.private else {}
-
-
-def _require_whole(total: Whole) -> None:
-    if not isinstance(total, Whole):
-        raise ValueError(
-            "total must be a sum on the grid, not of floats, whose rounding can tell "
-            "what was added: begin with noise.zeros() and add each physical "
-            "batch by noise.grid.add(total, sums)"
-        )
-    if any(leaf.dtype != jnp.int32 for leaf in jax.tree.leaves(total)):
-        raise ValueError(CHANGED)
 
 
 def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
