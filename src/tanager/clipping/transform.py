@@ -35,6 +35,7 @@ What the returned function promises, whatever the strategy:
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import equinox as eqx
@@ -49,7 +50,7 @@ from tanager.clipping.analysis.alone import one_at_a_time
 from tanager.clipping.analysis.dtypes import widen
 from tanager.clipping.analysis.layouts import safe_to_split
 from tanager.clipping.analysis.reading import read_loss
-from tanager.clipping.analysis.rounding import ALLOWANCE
+from tanager.clipping.analysis.rounding import ALLOWANCE, FloatError
 from tanager.clipping.analysis.taps import Program
 from tanager.clipping.analysis.trainable import split as split
 from tanager.clipping.gradient import ClippedGradient
@@ -74,33 +75,25 @@ from tanager.clipping.rules.factors import (
 from tanager.compiling import filter_jit, require_nans
 
 
+@dataclass(eq=False, repr=False)
 class ClippedGrad:
     """The function `clipped_grad` makes; it carries the sensitivity it enforces.
 
     Its attributes are the arguments of `clipped_grad`.
     """
 
-    def __init__(
-        self,
-        loss: Callable,
-        clip_norm: PyTree,
-        strategy: str = "auto",
-        memory: str = "default",
-        trainable: PyTree | Callable | None = None,
-        has_aux: bool = False,
-        style: Style = CLIP,
-        transform: Callable[[PyTree], PyTree] | None = None,
-    ):
-        self.loss = loss
-        self.trainable = trainable
-        self.clip_norm = clip_norm
-        self.strategy = strategy
-        self.memory = memory
-        self.has_aux = has_aux
-        self.style = style
-        self.transform = transform
-        self._takes_key = keyed.takes_key(loss)
-        self._own = keyed.given_key(loss) if self._takes_key else loss
+    loss: Callable
+    clip_norm: PyTree
+    strategy: str = "auto"
+    memory: str = "default"
+    trainable: PyTree | Callable | None = None
+    has_aux: bool = False
+    style: Style = CLIP
+    transform: Callable[[PyTree], PyTree] | None = None
+
+    def __post_init__(self):
+        self._takes_key = keyed.takes_key(self.loss)
+        self._own = keyed.given_key(self.loss) if self._takes_key else self.loss
         self._compiled: dict[tuple[bool, bool], Callable] = {}
         self._checked: dict[Any, refusals.Read] = {}
         self._tuned: set[Any] = set()
@@ -241,14 +234,9 @@ class ClippedGrad:
             batch, mask = jax.tree.map(
                 lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), (batch, mask)
             )
-        like = self._clipped_like(trainable)
         gradients = self._gradients_of(fixed, alone)
-        norms, tree = jax.tree.flatten(clip_norm)
-        limit = Limit(norms, parts_of(clip_norm, like), self.style)
         program = self._program(alone, trainable, fixed, batch)
-        plans = self._plans(program, rows, limit)
-        error = error_of(plans, like, rows, limit)
-        limit = limit._replace(target=error.target)
+        plans, limit, _ = self._plans(program, trainable, rows, clip_norm)
 
         def clip(rows: int, batch: PyTree, mask: Array) -> tuple[PyTree, PyTree]:
             plan = plans[rows]
@@ -268,7 +256,8 @@ class ClippedGrad:
 
         total, each = batches.in_pieces(clip, batch, mask, self.memory)
         own, losses, more = jax.tree.map(lambda leaf: leaf[:0], each) if empty else each
-        out = ClippedGradient(total, tree.unflatten(own), losses)
+        norms = jax.tree.structure(clip_norm).unflatten(own)
+        out = ClippedGradient(total, norms, losses)
         out = out.marked(self.sensitivity_at(clip_norm))
         return (out, more) if self.has_aux else out
 
@@ -284,14 +273,18 @@ class ClippedGrad:
         return None if program.needs_definition else program
 
     def _plans(
-        self, program: Program | None, rows: int, limit: Limit
-    ) -> dict[int, Plan]:
-        """Return a plan for each size of piece."""
-        sizes = dict.fromkeys(size for _, size in batches.pieces(rows, self.memory))
-        return {
+        self, program: Program | None, trainable: PyTree, rows: int, clip_norm: PyTree
+    ) -> tuple[dict[int, Plan], Limit, FloatError]:
+        """Return a plan for each size of piece, the limit, and what rounding does."""
+        like = self._clipped_like(trainable)
+        limit = Limit(jax.tree.leaves(clip_norm), parts_of(clip_norm, like), self.style)
+        sizes = {size for _, size in batches.pieces(rows, self.memory)}
+        plans = {
             size: plan_clipping(program, size, self.strategy, limit.parts)
-            for size in sizes
+            for size in sorted(sizes)
         }
+        error = error_of(plans, like, rows, limit)
+        return plans, limit._replace(target=error.target), error
 
     def tune(
         self,
@@ -339,12 +332,9 @@ class ClippedGrad:
         batch = self._with_keys(batch)
         self.tune(params, batch)
         trainable, fixed, (alone, _) = self._split(params, batch)
-        like, rows = self._clipped_like(trainable), max(batches.rows_of(batch), 1)
-        norms = jax.tree.leaves(self.clip_norm)
-        limit = Limit(norms, parts_of(self.clip_norm, like), self.style)
+        rows = max(batches.rows_of(batch), 1)
         program = self._program(alone, trainable, fixed, batch)
-        plans = self._plans(program, rows, limit)
-        error = error_of(plans, like, rows, limit)
+        plans, _, error = self._plans(program, trainable, rows, self.clip_norm)
         why = "transform takes whole gradients" if self.transform is not None else ""
         why = f"{alone} needs examples one at a time" if alone else why
         return explain(next(iter(plans.values())), error, why)
