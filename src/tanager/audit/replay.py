@@ -313,29 +313,24 @@ def _record(
     """Train, and return what the optimizer was given in every step."""
     gradients: dict[int, list[np.ndarray]] = {}
     lines: list[Mapping[str, Any]] = []
-    inner = algorithm.optimizer
 
     def keep(step: np.ndarray, gradient: PyTree) -> None:
         gradients[int(step)] = [np.asarray(leaf) for leaf in jax.tree.leaves(gradient)]
 
-    def init(params: Any) -> PyTree:
-        return jnp.zeros((), jnp.int32), inner.init(params)
+    def init(params: Any) -> Array:
+        return jnp.zeros((), jnp.int32)
 
-    def update(gradient: Any, state: Any, params: Any = None) -> Any:
-        step, own = state
-        jax.debug.callback(keep, step, gradient)
-        updates, own = inner.update(gradient, own, params)
-        return updates, (step + 1, own)
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        jax.debug.callback(keep, state, updates)
+        return updates, state + 1
 
-    keeping = optax.GradientTransformation(
-        init,
-        update,  # pyright: ignore[reportArgumentType]
-    )
+    keeping = optax.GradientTransformation(init, update)
+    optimizer = optax.chain(keeping, algorithm.optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that no noise protects nobody
         result = train(
             problem,
-            dataclasses.replace(algorithm, optimizer=keeping),
+            dataclasses.replace(algorithm, optimizer=optimizer),
             runtime,
             seed=seed,
             evaluate_every=None if algorithm.adaptive is None else 1,
@@ -344,19 +339,16 @@ def _record(
     jax.block_until_ready(result.params)
     jax.effects_barrier()
     steps = algorithm.mechanism.steps
+    flat = [[np.ravel(leaf) for leaf in gradients[step]] for step in range(steps)]
     clip_norms = np.full(steps + 1, algorithm.require_clip_norm())
     if algorithm.adaptive is not None:
         clip_norms[1:] = [line["clip_norm"] for line in lines]
     return Recorded(
-        np.stack([_flat(gradients[step]) for step in range(steps)]),
+        np.array([np.concatenate(leaves) for leaves in flat], np.float64),
         [leaf.size for leaf in gradients[0]],
         clip_norms,
         result,
     )
-
-
-def _flat(leaves: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.ravel(leaf) for leaf in leaves]).astype(np.float64)
 
 
 def _likely(check: str, chance: float, detail: str) -> Finding:
