@@ -40,11 +40,9 @@ def with_rates(
     optimizer: Callable[..., optax.GradientTransformation],
 ) -> optax.GradientTransformation:
     """Return an optimizer for which every model can have its own learning rate."""
-
-    def of_rate(learning_rate: Any) -> optax.GradientTransformation:
-        return optimizer(learning_rate=learning_rate)
-
-    return optax.inject_hyperparams(of_rate)(learning_rate=1.0)
+    return optax.inject_hyperparams(
+        lambda learning_rate: optimizer(learning_rate=learning_rate)
+    )(learning_rate=1.0)
 
 
 def _rows(size: int, rate: float, grouped: bool) -> int:
