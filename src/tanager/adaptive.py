@@ -145,12 +145,7 @@ class AdaptiveClip:
     ) -> tuple[Any, tuple[PyTree, Array]]:
         """Clip the gradients of a physical batch, and count those that are short.
 
-        Args:
-            params: as a `ClippedGrad` takes them.
-            batch: likewise.
-            mask: likewise.
-            clip_norm: C of the step.
-            keys: as a `ClippedGrad` takes them.
+        `clip_norm` is C of the step; all else is as a `ClippedGrad` takes it.
 
         Returns:
             What `grad_fn` returns, and what is added up: the sum, and w·Σ(b − ½).

@@ -94,12 +94,7 @@ def keep_memory() -> bool:
 
 
 class jit:
-    """`jax.jit` with `compiler_options`; inside another trace without: it has its own.
-
-    Args:
-        function: to compile.
-        more: as of `jax.jit`.
-    """
+    """`jax.jit` with `compiler_options`, except inside a trace, which has its own."""
 
     def __init__(self, function: Callable, **more: Any):
         self._jitted = jax.jit(function, compiler_options=compiler_options(), **more)

@@ -163,11 +163,7 @@ class Grid:
         return self.carried(Whole(high, low))
 
     def carried(self, whole: Whole) -> Whole:
-        """Return the same numbers with `low` in its range.
-
-        Args:
-            whole: the sum, limb by limb, of at most 2¹⁵ others.
-        """
+        """Return the limb-by-limb sum of at most 2¹⁵ others, with `low` in range."""
         carry = jax.tree.map(lambda low: (low + _HALF) >> _BITS, whole.low)
         return Whole(
             jax.tree.map(jnp.add, whole.high, carry),

@@ -75,12 +75,7 @@ def pack(indices: np.ndarray, physical_batch_size: int) -> Iterator[PhysicalBatc
 
 
 def pad(indices: np.ndarray, physical_batch_size: int) -> PhysicalBatch:
-    """Return at most P examples, possibly none, as one masked physical batch.
-
-    Args:
-        indices: int64[b], with b at most P.
-        physical_batch_size: P.
-    """
+    """Return at most P examples, int64[b], as one masked physical batch of P rows."""
     rows = np.zeros(physical_batch_size, np.int32)
     rows[: len(indices)] = indices
     return PhysicalBatch(None, np.arange(physical_batch_size) < len(indices), rows)
@@ -109,12 +104,10 @@ class PoissonSampler:
         groups: whose each example is; None where examples are drawn.
 
     Args:
-        mechanism: as above.
         examples: N; private under add-or-remove-one.
         seed: the run's secret.
         declared: a size chosen without looking at the data; N where N is public, which
             it is not under add-or-remove-one.
-        groups: whose each example is; None draws examples.
 
     Raises:
         ValueError: `examples` is not a whole number from 1 to 2³¹, or the size must be

@@ -46,12 +46,7 @@ def full_name(source: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
 
 def parse(name: str, file: str = SAFETENSORS) -> HubFile:
-    """Return the file that a name stands for.
-
-    Args:
-        name: ``hf:OWNER/REPOSITORY[@REVISION][:FILE]``.
-        file: the file, if the name has none.
-    """
+    """Return the file of ``hf:OWNER/REPOSITORY[@REVISION][:FILE]``, or else `file`."""
     match = _NAME.fullmatch(name)
     if not match or ".." in name:
         rule = "must be hf:OWNER/REPOSITORY[@REVISION][:FILE]"
@@ -70,9 +65,8 @@ def beside(name: str, file: str) -> str:
 def download_weights(name: str) -> Path:
     """Download all files of weights, and return the path of the one, or of the index.
 
-    Args:
-        name: see `parse`. Without a file it is ``model.safetensors``, or, if there is
-            none, what ``model.safetensors.index.json`` names.
+    A name without a file is of ``model.safetensors``, or, if there is none, of what
+    ``model.safetensors.index.json`` names.
     """
     path = download(name, SAFETENSORS, INDEX)
     file = PurePosixPath(parse(name, INDEX).file)

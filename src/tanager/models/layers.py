@@ -276,11 +276,7 @@ class Linear(eqx.Module):
         bias: float32 ``[features_out]``, or None.
 
     Args:
-        features_in: length of the vector.
-        features_out: length of the result.
-        bias: whether there is one.
         deviation: standard deviation of the initial weights; None for 1/sqrt(fan-in).
-        key: JAX key of the initial weights.
 
     Raises:
         ValueError: a size is not a whole number of at least 1.

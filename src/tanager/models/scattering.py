@@ -62,11 +62,7 @@ _RANDOM = _random()
 
 
 class Scattering(StagedModel):
-    """What the networks on scattering features share: the features, normalised.
-
-    Args:
-        image_shape: (height, width, channels), each side at least 8.
-    """
+    """What the networks on scattering features share: the features, normalised."""
 
     image_shape: eqx.AbstractVar[tuple[int, int, int]]
 

@@ -104,13 +104,9 @@ class LayerNorm(eqx.Module):
 
 
 class LayerScale(eqx.Module):
-    """A factor for each channel of a residual branch: gain · x.
+    """A factor for each channel of a residual branch: gain · x, at first small.
 
     Shapes: ``[width] -> [width]``.
-
-    Args:
-        width: number of channels.
-        initial: their first factor, positive and usually small.
 
     References:
         Touvron et al. 2021, "Going deeper with image transformers", arXiv:2103.17239.

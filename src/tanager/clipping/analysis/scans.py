@@ -80,14 +80,10 @@ def stacked(
     outside: dict[jex.Var, Any],
     sliced: Container[jex.Var],
 ) -> Stacked:
-    """Return F for an equation of a scan's step.
+    """Return F for an equation f of the step of a scan, which has one at least.
 
-    Args:
-        scan: of one step at least.
-        equation: f.
-        outside: for each variable that all steps share, or that is a slice of stacked
-            parameters, that outside of the scan.
-        sliced: those that are slices.
+    `outside` has, for each variable that all steps share, or that is a slice of stacked
+    parameters (then it is in `sliced`), that outside of the scan.
     """
     steps = scan.params["length"]
     operands = dict.fromkeys(jaxprs.variables(equation))

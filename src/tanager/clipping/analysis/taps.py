@@ -189,12 +189,7 @@ class Program:
         perturbations: Sequence[Sequence[Array]],
         met: dict[int, tuple[list[Any], list[Any]]],
     ) -> jaxprs.Evaluation:
-        """Return the rule that perturbs taps, and writes down what was met there.
-
-        Args:
-            perturbations: of each tap.
-            met: where each tap's (x, y) are written, by number.
-        """
+        """Return the rule that perturbs taps, and writes their (x, y) into `met`."""
         taps = {id(tap.met_at): tap for tap in self.taps}
         scanned = {id(tap.all_steps.scan) for tap in self.taps if tap.all_steps}
 
