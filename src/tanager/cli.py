@@ -57,8 +57,7 @@ _UNFINISHED: list[BaseException] = []
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0, 1 failed, 2 refused, 130 stopped.
 
-    Args:
-        arguments: words after `tanager`; those of the command line by default.
+    The arguments are the words after `tanager`, by default those of the command line.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["help"] and len(words) > 1:

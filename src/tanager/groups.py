@@ -28,11 +28,10 @@ class Groups:
 
     Attributes:
         numbers: int64[n], the group of each example.
-        examples_per_group: k, how many examples of a group a step uses at most.
 
     Args:
         owners: [n] whole numbers or texts, one for each example.
-        examples_per_group: as above, public.
+        examples_per_group: k, how many examples of a group a step uses at most; public.
 
     Raises:
         ValueError: there is not one owner for each example, or k is not from 1 to

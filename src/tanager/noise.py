@@ -55,7 +55,6 @@ class GaussianNoise:
     Attributes:
         grid: on which sums are added up and released.
         standard_deviation: of the noise, in the units of the sum (not of a mean).
-        mechanism: as given.
         first_step: the first step to use: 0, or the one after the last that the ledger
             charged before. Earlier steps are refused.
 

@@ -51,12 +51,9 @@ class Seed:
         return cls(digest.digest(), private=False)
 
     def derive(self, purpose: str, *position: int, size: int = 32) -> bytes:
-        """Return `size` pseudo-random bytes for this purpose and position.
+        """Return up to 64 pseudo-random bytes for a purpose, such as ``"noise"``.
 
-        Args:
-            purpose: what the bytes are for, such as ``"sampling"`` or ``"noise"``.
-            position: whole numbers, such as the step.
-            size: how many bytes, at most 64.
+        The position is of whole numbers, such as the step.
         """
         name = "/".join([purpose, *(str(int(number)) for number in position)])
         digest = hashlib.blake2b(

@@ -138,11 +138,7 @@ class LowRankConv(eqx.Module):
 def with_low_rank(model: Model, rank: int, alpha: float, *, key: PRNGKeyArray) -> Model:
     """Return a model with low-rank products beside the layers of its blocks.
 
-    Args:
-        model: with linear layers or convolutions in ``blocks`` or ``stages``.
-        rank: r, at least 1.
-        alpha: α: the product counts α/r times.
-        key: of the matrices A.
+    These are the linear layers and convolutions in ``blocks`` or ``stages``.
     """
 
     def is_layer(part: Any) -> bool:

@@ -155,14 +155,9 @@ def preprocessing_of(source: str | os.PathLike[str]) -> Preprocessing | None:
     """Return the preprocessing that weights were trained with, from their neighbours.
 
     It is in the folder of the weights: ``preprocessor_config.json`` of transformers, or
-    ``config.json`` of timm, of an export or of a run of tanager.
-
-    Args:
-        source: see `load_weights`.
-
-    Returns:
-        It, or None if nothing says it. Where the Hub does not give such a file, what
-            `PUBLISHED` knows.
+    ``config.json`` of timm, of an export or of a run of tanager. Where the Hub does not
+    give such a file, it is what `PUBLISHED` knows. None if nothing says it. The source
+    is as of `load_weights`.
 
     Raises:
         ValueError: such a file is damaged, or asks for what `Preprocessing` cannot do.

@@ -54,8 +54,7 @@ _OF_ORBAX = ("_METADATA", "commit_success.txt")
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """Return every array of a file of weights by its name, in its dtype.
 
-    Args:
-        path: a safetensors file, an index of several, an npz file, or a haiku tree.
+    That is a safetensors file, an index of several, an npz file, or a haiku tree.
 
     Raises:
         ValueError: there is no such file; it is a pickle of another kind, and reading

@@ -51,12 +51,8 @@ def save(
 ) -> None:
     """Save every array of a pytree to a safetensors file, atomically.
 
-    With at most one string of metadata, equal trees give equal files.
-
-    Args:
-        tree: Equinox module, dict, tuple...; only its arrays are saved.
-        path: the file to write or replace; its folder must exist.
-        metadata: strings saved beside the arrays, as safetensors' metadata.
+    The metadata are strings beside the arrays. With at most one, equal trees give equal
+    files.
 
     Raises:
         ValueError: two arrays share a name (a key holding a dot), or a leaf is a key.

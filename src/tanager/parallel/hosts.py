@@ -345,11 +345,9 @@ def total(*numbers: int) -> tuple[int, ...]:
 
 
 def require_same(what: str, fingerprint: str) -> None:
-    """Refuse hosts that hold different things.
+    """Refuse hosts that hold different things, named by `what`.
 
-    Args:
-        what: the name of what must be the same.
-        fingerprint: of what this host holds; it is sent to all hosts.
+    Each sends the fingerprint of what it holds to all others.
 
     Raises:
         ValueError: on every host, naming those that differ from the chief.

@@ -19,11 +19,8 @@ def split(
 ) -> tuple[PyTree, PyTree]:
     """Return the leaves that are trained and the others, None in each other's place.
 
-    Running statistics and other state of layers is never trained (`held_fixed`).
-
-    Args:
-        params: pytree of arrays or their shapes, or an Equinox module.
-        trainable: as of `clipped_grad`.
+    Running statistics and other state of layers is never trained (`held_fixed`). The
+    leaves of `params` may be shapes; `trainable` is as of `clipped_grad`.
 
     Raises:
         ValueError: `trainable` does not fit `params`, or an NNX module holds one

@@ -14,10 +14,9 @@ _CONVNEXT_WHOLE = 384  # pixels from which transformers does not crop for ConvNe
 def read(config: Mapping[str, Any]) -> Preprocessing | None:
     """Return the preprocessing that a JSON file describes; None if it describes none.
 
-    Args:
-        config: of the ``config.json`` of timm, or of a run or an export of tanager; or
-            transformers' ``preprocessor_config.json`` (which puts a crop that is not in
-            the middle of whole pixels one pixel higher or further left).
+    It is the ``config.json`` of timm, or of a run or an export of tanager; or
+    transformers' ``preprocessor_config.json`` (which puts a crop that is not in the
+    middle of whole pixels one pixel higher or further left).
     """
     for name, of in _READERS.items():
         if name in config:

@@ -82,11 +82,9 @@ def _dino_timm(model: DINO) -> Table:
 def _vit_huggingface(prefix: str) -> tuple[Rule, ...]:
     """Return the rules of transformers' `ViTForImageClassification`.
 
+    All names but the head's have the prefix, none in files of a bare `ViTModel`.
     Its layer norms add 1e-12 to the variance unless configured otherwise, ours 1e-6;
     `docs/pretrained.md` says how much that changes the logits.
-
-    Args:
-        prefix: of all names but the head's; empty in files of a bare `ViTModel`.
     """
     embeddings, layer = f"{prefix}embeddings", f"{prefix}encoder.layer.{{i}}"
     parts = [f"{layer}.attention.attention.{p}" for p in ("query", "key", "value")]
