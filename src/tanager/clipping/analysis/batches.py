@@ -1,6 +1,7 @@
 """A physical batch: what it must be, where it lies, its pieces under little memory."""
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -248,18 +249,15 @@ def in_pieces(
         total, batch = jax.lax.optimization_barrier((total, batch))
         norms = jax.tree.leaves(each)[0]
         zero = jnp.minimum(jnp.sum(norms >= 0, dtype=jnp.int32), 0)
-        piece = _rows((batch, mask), start + zero, rows)
+        own = functools.partial(
+            jax.lax.dynamic_slice_in_dim, start_index=start + zero, slice_size=rows
+        )
+        piece = jax.tree.map(own, (batch, mask))
         total = _apart(zero, total)
         added, more = clip(rows, *piece)
         total = jax.tree.map(jnp.add, total, added)
         each = jax.tree.map(lambda *rows: jnp.concatenate(rows), each, more)
     return total, each
-
-
-def _rows(tree: PyTree, start: Array, rows: int) -> PyTree:
-    return jax.tree.map(
-        lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, rows), tree
-    )
 
 
 def _apart(zero: Array, sums: PyTree) -> PyTree:

@@ -240,13 +240,9 @@ def _units(
         ordered = tuple(anchor for anchor in order if anchor in anchors)
         numbers = tuple(n for n, leaf in enumerate(leaves) if leaf in origin)
         own = tuple(use for use in uses if use.anchor in anchors)
-        units.append(Unit(numbers, ordered, own, _kind(ordered, live)))
+        leaf = len(ordered) == 1 and live[ordered[0]].equation is None
+        units.append(Unit(numbers, ordered, own, "leaf" if leaf else "general"))
     return sorted(units, key=lambda unit: list(order).index(unit.anchors[0]))
-
-
-def _kind(anchors: tuple[jex.Var, ...], live: dict[jex.Var, _Live]) -> str:
-    one = len(anchors) == 1 and live[anchors[0]].equation is None
-    return "leaf" if one else "general"
 
 
 def _recognised(

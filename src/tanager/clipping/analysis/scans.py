@@ -108,8 +108,11 @@ def stacked(
         links, others = [], []
         for each in jaxpr.eqns:
             known = all(v in names for v in jaxprs.variables(each))
-            own = each.replace(invars=[_renamed(a, names) for a in each.invars])
-            (links if known else others).append(own)
+            invars = [
+                atom if isinstance(atom, jex.Literal) else names.get(atom, atom)
+                for atom in each.invars
+            ]
+            (links if known else others).append(each.replace(invars=invars))
             names |= {v: v for v in each.outvars} if known else {}
         if len(others) != 1 or others[0].outvars != jaxpr.outvars or jaxpr.constvars:
             return None
@@ -142,10 +145,6 @@ def _is_convolution_of(equation: jex.JaxprEqn, moving: Sequence[jex.Var]) -> boo
         and moving == [equation.invars[0]]
         and equation.params["batch_group_count"] == 1
     )
-
-
-def _renamed(atom: Any, names: dict[jex.Var, Any]) -> Any:
-    return atom if isinstance(atom, jex.Literal) else names.get(atom, atom)
 
 
 def _shaped(variable: jex.Var, *stacked: int) -> jax.ShapeDtypeStruct:

@@ -128,11 +128,19 @@ class Limit(NamedTuple):
     def norms_of(
         self, squares: Sequence[tuple[int, Float[Array, " b"]]], rows: int
     ) -> list[Float[Array, " b"]]:
-        """Return the norms of each part, from squared norms of leaves in it."""
-        return [
-            norms_of([square for n, square in squares if self.part(n) == part], rows)
-            for part in range(len(self.norms))
-        ]
+        """Return the norms of each part, rounded up, from squared norms of leaves.
+
+        Each is of the widest dtype in its part.
+        """
+        norms = []
+        for part in range(len(self.norms)):
+            own = [square for leaf, square in squares if self.part(leaf) == part]
+            dtypes = [square.dtype for square in own] or [jnp.dtype(jnp.float32)]
+            widest = max(dtypes, key=lambda dtype: dtype.itemsize)
+            zero = jnp.zeros(rows, widest)
+            total = sum((square.astype(widest) for square in own), zero)
+            norms.append(root(total) * (1 + gamma(len(own) / 2 + 2, widest)))
+        return norms
 
     def factors(
         self, norms: Sequence[Float[Array, " b"]], mask: Bool[Array, " b"]
@@ -202,15 +210,6 @@ def parts_of(clip_norm: PyTree, gradient: PyTree) -> tuple[int, ...]:
             "clip_norm must be a number, or a pytree of numbers with the structure of "
             f"what is clipped or of a part of it: {misfit(clip_norm, gradient)}"
         ) from error
-
-
-def norms_of(squares: Sequence[Float[Array, " b"]], rows: int) -> Float[Array, " b"]:
-    """Return the root of a sum of squared norms, rounded up, in the widest dtype."""
-    dtypes = [square.dtype for square in squares] or [jnp.dtype(jnp.float32)]
-    widest = max(dtypes, key=lambda dtype: dtype.itemsize)
-    zero = jnp.zeros(rows, widest)
-    total = sum((square.astype(widest) for square in squares), zero)
-    return root(total) * (1 + gamma(len(squares) / 2 + 2, widest))
 
 
 def by_row(values: Array, like: Array) -> Array:

@@ -154,7 +154,7 @@ def formed_sum(
         (list(seen.gradients), factors.values)
     )
     seen, factors = seen.with_gradients(gradients), factors._replace(values=values)
-    chunk = _power_of_two(min(chunk, BLOCK))
+    chunk = 1 << (min(chunk, BLOCK).bit_length() - 1)  # a power of two
     blocks: list[tuple[int, Array]] = []  # how many blocks each is the sum of
     for start in range(0, seen.rows, BLOCK):
         at, own = seen.part(start, BLOCK), slice(start, start + BLOCK)
@@ -207,7 +207,3 @@ def _after(before: Array, dy: Array, start: int, rows: int) -> Array:
     """
     zero = jnp.minimum(jnp.sum(before.reshape(-1)[:2] >= 0, dtype=jnp.int32), 0)
     return jax.lax.dynamic_slice_in_dim(dy, start + zero, rows)
-
-
-def _power_of_two(most: int) -> int:
-    return 1 << (max(most, 1).bit_length() - 1)

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from tanager.clipping.analysis import links, rounding, standardise
 from tanager.clipping.analysis.dtypes import accumulation_dtype, widen
@@ -250,10 +250,8 @@ class Standardised(Single):
             return again()
         if self._form.gain is None:
             return known()
-        return jax.lax.cond(self._large_gains(parts), known, again)
-
-    def _large_gains(self, parts: standardise.Statistics) -> Bool[Array, ""]:
-        return jnp.all(jnp.abs(parts.factor / parts.root) > _SMALLEST_GAIN)
+        large = jnp.all(jnp.abs(parts.factor / parts.root) > _SMALLEST_GAIN)
+        return jax.lax.cond(large, known, again)
 
     def total(
         self, method: str, seen: Sequence[TapValues], held: Held, factors: ClipFactors
