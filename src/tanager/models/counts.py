@@ -32,11 +32,9 @@ def count_flops(model: Any, image_shape: tuple[int, ...]) -> int:
     Raises:
         ValueError: the model has a `while_loop`, whose number of turns is unknown.
     """
-    arrays, rest = eqx.partition(model, weights.is_tensor)
     image = jax.ShapeDtypeStruct(image_shape, jnp.float32)
-    closed = jax.make_jaxpr(lambda arrays, image: eqx.combine(arrays, rest)(image))(
-        arrays, image
-    )
+    called = eqx.filter_make_jaxpr(lambda model, image: model(image))
+    closed, *_ = called(model, image)
     return _flops(closed.jaxpr)
 
 

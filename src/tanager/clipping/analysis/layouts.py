@@ -26,16 +26,11 @@ def safe_to_split(function: Callable) -> Callable:
     """Return a function that XLA splits correctly over devices; not differentiable."""
 
     def safe(*arguments: PyTree) -> PyTree:
-        arrays, others = eqx.partition(arguments, eqx.is_array)
-        leaves, structure = jax.tree.flatten(arrays)
-
-        def flat(*leaves: Array) -> PyTree:
-            return function(*eqx.combine(jax.tree.unflatten(structure, leaves), others))
-
-        closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*leaves)
-        jaxpr = _safe(closed.jaxpr)
-        results = jax.core.eval_jaxpr(jaxpr, closed.consts, *leaves)
-        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+        closed, shapes, others = eqx.filter_make_jaxpr(function)(*arguments)
+        leaves = jax.tree.leaves(eqx.filter(arguments, eqx.is_array))
+        found = jax.core.eval_jaxpr(_safe(closed.jaxpr), closed.consts, *leaves)
+        arrays = jax.tree.unflatten(jax.tree.structure(shapes), found)
+        return eqx.combine(arrays, others)
 
     return safe
 
