@@ -96,7 +96,6 @@ class Conv(eqx.Module):
         self.groups = groups
 
     def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
-        """Convolve one image."""
         return convolve(
             image,
             self.kernel,
@@ -224,7 +223,6 @@ class GroupNorm(eqx.Module):
         return jnp.broadcast_to(means, grouped.shape).reshape(per_channel.shape)
 
     def __call__(self, image: Float[Array, "h w c"]) -> Float[Array, "h w c"]:
-        """Normalise one image."""
         wide = image.astype(accumulation_dtype(image.dtype))
         shift = lax.stop_gradient(self._group_mean(jnp.mean(wide[0], axis=0)))
         shifted = wide - shift[None, None, :]
@@ -261,7 +259,6 @@ class FrozenBatchNorm(eqx.Module):
         self.bias = jnp.zeros(channels, jnp.float32)
 
     def __call__(self, image: Float[Array, "h w c"]) -> Float[Array, "h w c"]:
-        """Scale and shift one image."""
         scale, bias = (part.astype(image.dtype) for part in (self.scale, self.bias))
         return image * scale[None, None, :] + bias[None, None, :]
 
@@ -301,7 +298,6 @@ class Linear(eqx.Module):
         self.bias = jnp.zeros(features_out, jnp.float32) if bias else None
 
     def __call__(self, features: Float[Array, " i"]) -> Float[Array, " o"]:
-        """Map one vector."""
         output = features @ self.weight.astype(features.dtype)
         return output if self.bias is None else output + self.bias.astype(output.dtype)
 
@@ -344,7 +340,6 @@ class ScaledHead(Linear):
         return (wide / jnp.maximum(norm, 1e-12)).astype(features.dtype)
 
     def __call__(self, features: Float[Array, " i"]) -> Float[Array, " o"]:
-        """Map one vector."""
         return super().__call__(self.scaled(features))
 
 

@@ -57,7 +57,6 @@ class LowRankLinear(eqx.Module):
         self.scale = alpha / rank
 
     def __call__(self, features: Float[Array, " i"]) -> Float[Array, " o"]:
-        """Map one vector."""
         inner = (features @ self.down.astype(features.dtype)) * self.scale
         return self.linear(features) + inner @ self.up.astype(features.dtype)
 
@@ -117,7 +116,6 @@ class LowRankConv(eqx.Module):
         return self.down
 
     def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
-        """Convolve one image."""
         conv = self.conv
         options = {"padding": conv.padding, "groups": conv.groups}
         inner = convolve(image, self._down(), stride=conv.stride, **options)
