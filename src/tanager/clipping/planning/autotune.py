@@ -86,9 +86,14 @@ def measured_rows(group: NormGroup, rows: int) -> int:
     return rows
 
 
-def _least(group: NormGroup, rows: int) -> float:
+def _least(
+    group: NormGroup,
+    rows: int,
+    estimate: Callable[[NormGroup, Method, int], cost.Cost] = cost.estimate,
+) -> float:
+    """Return the seconds that the fastest method takes, as estimated."""
     methods = cost.candidates(group)
-    return min(cost.estimate(group, method, rows).seconds for method in methods)
+    return min(estimate(group, method, rows).seconds for method in methods)
 
 
 def _signature(group: NormGroup, rows: int) -> str:
@@ -233,7 +238,8 @@ class Timings:
         for signature, group, parts in waiting:
             taken = time.perf_counter() - started
             each = taken / done if done else _PART_SECONDS
-            limit = min(seconds, worth * self._batch_seconds(groups, rows))
+            batch = sum(_least(group, rows, self.estimate) for group in groups)
+            limit = min(seconds, worth * batch)
             if taken + each * len(parts) > limit:
                 break
             bench = _Bench(group, measured_rows(group, rows))
@@ -259,16 +265,6 @@ class Timings:
         known = {*self._seconds} - self._disturbed
         parts = _worth_trying(group, measured_rows(group, rows))
         return [part for part in parts if f"{signature}:{part}" not in known]
-
-    def _batch_seconds(self, groups: Sequence[NormGroup], rows: int) -> float:
-        """Return the least time that clipping a physical batch takes, as is known."""
-        return sum(
-            min(
-                self.estimate(group, method, rows).seconds
-                for method in cost.candidates(group)
-            )
-            for group in groups
-        )
 
 
 def _parts(method: Method) -> tuple[str, ...]:
