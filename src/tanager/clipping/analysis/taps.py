@@ -143,23 +143,19 @@ class Program:
         variables = (*self.jaxpr.jaxpr.constvars, *self.parameters)
         return dict(zip(variables, (*self.jaxpr.consts, *leaves), strict=True))
 
-    def _anchors_of(self, unit: Unit, leaves: Sequence[Array]) -> list[Array]:
-        """Return a unit's anchors from all leaves, in float32 or wider throughout."""
-        needed = needed_for(self.prologue, unit.anchors)
-        values = jaxprs.walk(needed, self._given(leaves), jaxprs.evaluate_wide)
-        return [values[anchor] for anchor in unit.anchors]
-
     def pull_back(
         self, unit: Unit, leaves: Sequence[Array], gradients: Sequence[Array]
     ) -> list[Array]:
         """Carry gradients of a unit's anchors back to its leaves, in float32."""
         wide = [widen(leaf) for leaf in leaves]
+        needed = needed_for(self.prologue, unit.anchors)
 
         def anchors(own):
             every = list(wide)
             for number, leaf in zip(unit.leaves, own, strict=True):
                 every[number] = leaf
-            return self._anchors_of(unit, every)
+            values = jaxprs.walk(needed, self._given(every), jaxprs.evaluate_wide)
+            return [values[anchor] for anchor in unit.anchors]
 
         own = [wide[number] for number in unit.leaves]
         values, transpose = jax.vjp(anchors, own)
