@@ -38,12 +38,7 @@ def over_models(
         ]
         models = next(v.value.shape[0] for v in values if isinstance(v, _Each))
         one = [
-            jax.tree.map(
-                lambda leaf, axis=axis: jax.ShapeDtypeStruct(
-                    leaf.shape if axis is None else leaf.shape[1:], leaf.dtype
-                ),
-                argument,
-            )
+            argument if axis is None else jax.eval_shape(_first, argument)
             for argument, axis in zip(arguments, in_axes, strict=True)
         ]
         closed, results = jax.make_jaxpr(function, return_shape=True)(*one)
@@ -54,6 +49,10 @@ def over_models(
         )
 
     return mapped
+
+
+def _first(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf[0], tree)
 
 
 def _all(value: Any, models: int) -> Any:
