@@ -221,7 +221,6 @@ def chances(logits: np.ndarray) -> np.ndarray:
 
 
 def _recall(right: np.ndarray, counts: np.ndarray, named: np.ndarray) -> float:
-    del named
     return float(np.mean(right[counts > 0] / counts[counts > 0]))
 
 

@@ -211,7 +211,6 @@ class _HiddenSample:
         sigma = self.estimator.claimed.noise_multiplier
 
         def hear(step: Array, heard: Array) -> Array:
-            del step
             ratio = (2 * heard - 1) / (2 * sigma**2)
             if rate == 1:
                 return ratio

@@ -188,7 +188,6 @@ class Rule:
 
     def join(self, other: "Rule") -> bool:
         """Take on the uses of another rule, if it is alike; return whether it is."""
-        del other
         return False
 
     def gather(self, seen: Sequence[TapValues]) -> TapValues:
@@ -212,7 +211,6 @@ class Rule:
 
     def chunk(self, method: str, rows: int) -> int:
         """Return how many examples a gradient method should be given at a time."""
-        del method
         return rows
 
     def totals(self) -> tuple[str, ...]:

@@ -141,7 +141,6 @@ class Dot(Products):
         return gram_of(left, right, summands, self.excess("gram"))
 
     def excess(self, method: str) -> float:
-        del method
         if self.positions == 1:
             return gamma(self.groups + 4, self.dtype)
         summands = self.inputs, self.outputs

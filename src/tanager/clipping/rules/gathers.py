@@ -124,7 +124,6 @@ class Gather(Bilinear):
         return gram_of(same, right, (0, self._width), self.excess("gram"))
 
     def excess(self, method: str) -> float:
-        del method
         return gram_excess((1, self.positions), (0, self._width), self.dtype)
 
     def terms(self, seen: TapValues) -> Float[Array, " b"]:

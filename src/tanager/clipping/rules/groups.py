@@ -134,7 +134,6 @@ class NormGroup(abc.ABC):
 
     def excess(self, method: Method) -> float:
         """Return η: the squared norm is raised by η·A², beside its own rounding."""
-        del method
         return 0.0
 
     def by_rule(self, seen: Sequence[TapValues]) -> list[TapValues]:
@@ -320,7 +319,6 @@ class Joint(NormGroup):
         return tuple(dict.fromkeys(every))
 
     def sum_steps(self, method: Method, rows: int) -> float:
-        del method
         return retained_steps(rows, rows)
 
     def squares(
@@ -349,7 +347,6 @@ class Joint(NormGroup):
     def total(
         self, method: str, seen: Sequence[TapValues], held: Held, factors: ClipFactors
     ) -> dict[int, Array]:
-        del method, seen
         assert held.gradients is not None
         totals = [weighted_sum(each, factors) for each in held.gradients]
         return dict(zip(self.leaves, totals, strict=True))

@@ -32,7 +32,6 @@ class Masked(Single):
         return (DIRECT,) if self.outer else ()
 
     def excess(self, method: Method) -> float:
-        del method
         return gamma(self._steps, self.rule.dtype, product=True)
 
     @property
@@ -41,7 +40,6 @@ class Masked(Single):
         return work.groups + work.inputs + work.outputs + 2 * len(self.uses[0].links)
 
     def gram(self, method: str, seen: TapValues) -> Gram:
-        del method
         rule = self.rule
         assert isinstance(rule, Dot)
         x, dy = (widen(side[:, :, 0]) for side in rule.operands(seen))
