@@ -27,6 +27,7 @@ from tanager.audit.one_run import Guesses, guess, one_run, one_run_trade_off
 from tanager.compiling import filter_jit
 from tanager.data import as_source, gather
 from tanager.data.source import ArraySource, Source
+from tanager.sampling import pack
 from tanager.training import charging
 from tanager.training.loop import train
 from tanager.training.problem import DPSGD, Problem, Runtime
@@ -147,14 +148,9 @@ def _joined(source: Source, canaries: Source, chosen: np.ndarray) -> Source:
 def _losses(
     loss: Callable[[Any, Any], Array], params: PyTree, examples: Source
 ) -> np.ndarray:
-    of_all = filter_jit(
-        lambda params, batch: jax.vmap(lambda example: loss(params, example))(batch),
-    )
+    of_all = filter_jit(jax.vmap(loss, (None, 0)))
     parts = []
-    for start in range(0, len(examples), _BATCH):
-        rows = np.arange(start, min(start + _BATCH, len(examples)))
-        # One shape for all of them: the last is filled up with its last example.
-        filled = np.concatenate([rows, np.repeat(rows[-1:], _BATCH - len(rows))])
-        losses = of_all(params, gather(examples, filled))
-        parts.append(np.asarray(losses, np.float64)[: len(rows)])
+    for _, mask, indices in pack(np.arange(len(examples)), _BATCH):
+        losses = of_all(params, gather(examples, indices))
+        parts.append(np.asarray(losses, np.float64)[mask])
     return np.concatenate(parts)
