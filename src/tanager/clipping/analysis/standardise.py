@@ -184,11 +184,3 @@ def by_unit(form: Standardisation, kernel: Array) -> Float[Array, "n o"]:
     """Return an array like the anchor by output unit."""
     moved = jnp.moveaxis(kernel, form.unit, -1)
     return moved.reshape(-1, moved.shape[-1])
-
-
-def as_kernel(
-    form: Standardisation, flat: Float[Array, "n o"], shape: Sequence[int]
-) -> Array:
-    """Return an array of the anchor's shape from one by output unit."""
-    moved = [*shape[: form.unit], *shape[form.unit + 1 :], shape[form.unit]]
-    return jnp.moveaxis(flat.reshape(moved), -1, form.unit)

@@ -169,8 +169,11 @@ class Standardised(Single):
         parts = standardise.parts_of(self._form, constants[weight], own)
         return parts.astype(self.rule.dtype)
 
-    def _as_kernel(self, flat: Array) -> Array:
-        return standardise.as_kernel(self._form, flat, aval(self.unit.anchors[0]).shape)
+    def _as_kernel(self, flat: Float[Array, "n o"]) -> Array:
+        """Return an array of the anchor's shape: the inverse of `by_unit`."""
+        shape, unit = aval(self.unit.anchors[0]).shape, self._form.unit
+        moved = [*shape[:unit], *shape[unit + 1 :], shape[unit]]
+        return jnp.moveaxis(flat.reshape(moved), -1, unit)
 
     def _slip(self, dtype: Any) -> float:
         """Return how far 1ᵀG and vᵀG are wrong, relative to A, as one vector.
