@@ -95,9 +95,7 @@ class Grid:
 
     def zeros(self, params: PyTree) -> Whole:
         """Return the sum of no examples, shaped like `params`."""
-        return jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.shapes(params)
-        )
+        return jax.tree.map(jnp.zeros_like, self.shapes(params))
 
     def add(self, total: Whole, sums: PyTree) -> Whole:
         """Add the sums of a physical batch, in float32 or wider, to those before.
