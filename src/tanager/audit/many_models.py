@@ -134,7 +134,8 @@ class ManyModels:
         self._all_rows = not grouped and self._rows == self.size
         tuning.explain(self.step, self.params, one, self._rows, report)
         self._update = jit(self._mapped, donate_argnums=2)
-        self._losses = jit(over_models(self._losses_of_one, (0, None)))
+        of_one = jax.vmap(self.step.example_loss, (None, None, 0))
+        self._losses = jit(over_models(of_one, (0, None, None)))
 
     def train(
         self,
@@ -180,16 +181,12 @@ class ManyModels:
 
     def losses(self, params: PyTree, examples: Any) -> Float[np.ndarray, "m e"]:
         """Return the loss of every model of `train` at every example."""
-        return np.asarray(self._losses(params, examples), np.float64)
+        found = self._losses(params, self.step.frozen, examples)
+        return np.asarray(found, np.float64)
 
     def last(self, count: int) -> PyTree:
         """Return the last examples."""
         return jax.tree.map(lambda leaf: leaf[-count:], self._data)
-
-    def _losses_of_one(self, params: PyTree, examples: Any) -> Array:
-        return jax.vmap(
-            lambda example: self.step.example_loss(params, self.step.frozen, example)
-        )(examples)
 
     def _start(self, learning_rates: np.ndarray) -> State:
         count = len(learning_rates)
