@@ -1,5 +1,6 @@
 """The two phases of membership inference: every score is put on record."""
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -78,6 +79,7 @@ class Records:
             os.fsync(file.fileno())
 
 
+@dataclasses.dataclass(eq=False)
 class MembershipTrainer:
     """Trains the models that a phase asks for and that are not on record.
 
@@ -86,35 +88,31 @@ class MembershipTrainer:
     both phases train. See `audit_membership`.
     """
 
-    def __init__(
-        self,
-        program: Callable[[float, int], ManyModels],
-        settings: Sequence[Setting],
-        canaries: Sequence[str],
-        secret: Seed,
-        records: Records,
-        models_at_once: int,
-        models: int,
-        report: Callable[[str, float, int, str], None],
-    ):
-        self._program, self._settings, self._canaries = program, settings, canaries
-        self._secret, self._records = secret, records
-        self._at_once, self._models, self._report = models_at_once, models, report
+    program: Callable[[float, int], ManyModels]
+    settings: Sequence[Setting]
+    canaries: Sequence[str]
+    secret: Seed
+    records: Records
+    models_at_once: int
+    models: int
+    report: Callable[[str, float, int, str], None]
+
+    def __post_init__(self):
         self._scores = {
             (line["phase"], line["setting"], line["model"]): line["score"]
-            for line in records.lines
+            for line in self.records.lines
         }
 
     def choose(self, rounds: Sequence[Sequence[int]]) -> list[Tried]:
         """Return what phase I tried in its `rounds` (settings left, models of each)."""
-        best = list(range(len(self._settings)))
+        best = list(range(len(self.settings)))
         seen: dict[int, Tried] = {}
         for number, (left, models) in enumerate(rounds, 1):
             best = best[:left]
             name = f"phase I, round {number} of {len(rounds)}"
             scores = self.scores(0, dict.fromkeys(best, models), name)
             for index in best:
-                setting = self._settings[index]
+                setting = self.settings[index]
                 seen[index] = Tried(setting, models, total_variation(*scores[index]))
             best.sort(key=lambda index: -seen[index].total_variation)
         ranked = sorted(seen.values(), key=lambda tried: -tried.total_variation)
@@ -141,14 +139,14 @@ class MembershipTrainer:
         missing.sort(key=lambda job: (self._key(job), job))
 
         def tell(known: str, making: float = 0.0) -> None:
-            trained = min(len(self._scores) + making, self._models)
-            self._report(name, trained, self._models, known)
+            trained = min(len(self._scores) + making, self.models)
+            self.report(name, trained, self.models, known)
 
         for _, alike in itertools.groupby(missing, key=self._key):
             group, known = list(alike), ""
             tell("compiling")
-            for start in range(0, len(group), self._at_once):
-                part = group[start : start + self._at_once]
+            for start in range(0, len(group), self.models_at_once):
+                part = group[start : start + self.models_at_once]
                 self._train(phase, part, functools.partial(tell, known))
                 setting = part[0][0]
                 known = so_far(self._of(phase, setting, wanted[setting]))
@@ -159,7 +157,7 @@ class MembershipTrainer:
         }
 
     def _key(self, job: tuple[int, int]) -> tuple[float, int]:
-        setting = self._settings[job[0]]
+        setting = self.settings[job[0]]
         return setting.clip_norm, setting.steps
 
     def _train(
@@ -169,19 +167,17 @@ class MembershipTrainer:
         tell: Callable[[float], None],
     ) -> None:
         # Filled up: another number of models would be another program.
-        jobs = [*part, *part[-1:] * (self._at_once - len(part))]
-        settings = [self._settings[index] for index, _ in jobs]
-        many = self._program(*self._key(jobs[0]))
-        own = np.array([self._canaries.index(each.canary) for each in settings])
-        examples = many.size - len(self._canaries)
+        jobs = [*part, *part[-1:] * (self.models_at_once - len(part))]
+        settings = [self.settings[index] for index, _ in jobs]
+        many = self.program(*self._key(jobs[0]))
+        own = np.array([self.canaries.index(each.canary) for each in settings])
+        examples = many.size - len(self.canaries)
         left_out = np.zeros((len(jobs), many.size), bool)
         left_out[:, examples:] = True
         for row, (_, number) in enumerate(jobs):
             left_out[row, examples + own[row]] = number % 2 == 1
         secrets = [
-            Seed(
-                self._secret.derive("audited model", phase, *job), self._secret.private
-            )
+            Seed(self.secret.derive("audited model", phase, *job), self.secret.private)
             for job in jobs
         ]
         rates = np.array([each.learning_rate for each in settings])
@@ -189,14 +185,14 @@ class MembershipTrainer:
         params = many.train(
             secrets, rates, left_out, lambda updates: tell(of_one_update * updates)
         )
-        canaries = many.last(len(self._canaries))
+        canaries = many.last(len(self.canaries))
         losses = many.losses(params, canaries)[np.arange(len(jobs)), own]
         scores = finite(-losses)
         found = {
             (phase, *job): float(score)
             for job, score in zip(part, scores, strict=False)
         }
-        self._records.add(
+        self.records.add(
             {"phase": phase, "setting": setting, "model": number, "score": score}
             for (phase, setting, number), score in found.items()
         )
