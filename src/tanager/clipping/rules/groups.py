@@ -31,13 +31,7 @@ from tanager.clipping.analysis import links, rounding
 from tanager.clipping.analysis.jaxprs import aval
 from tanager.clipping.analysis.rounding import gamma, product_steps, root, row_steps
 from tanager.clipping.analysis.taps import Program, Unit, Use
-from tanager.clipping.rules.base import (
-    DIRECT,
-    Bilinear,
-    Formation,
-    Rule,
-    TapValues,
-)
+from tanager.clipping.rules.base import DIRECT, Bilinear, Formation, Rule, TapValues
 from tanager.clipping.rules.convolutions import Convolution
 from tanager.clipping.rules.dots import Dot
 from tanager.clipping.rules.factors import ClipFactors
