@@ -177,18 +177,11 @@ class Dot(Products):
         dy is scaled and cleaned. The steps are `rounding.product_steps`.
         """
         x, dy = self.operands(seen)
-        x, dy = x[:, :, 0], dy[:, :, 0]
-        starts = range(0, x.shape[0], PRODUCT_ROWS)
-        text = "bgk,bgn->gkn"
-        if self.groups == 1:
-            x, dy, text = x[:, 0], dy[:, 0], "bk,bn->kn"
-        parts = [
-            product(text, x[n : n + PRODUCT_ROWS], dy[n : n + PRODUCT_ROWS], exact=True)
-            for n in starts
-        ]
-        return self._at_anchor(
-            rounding.tree(parts).reshape(self.groups, self.inputs, self.outputs)
-        )
+        parts = []
+        for start in range(0, x.shape[0], PRODUCT_ROWS):
+            rows = slice(start, start + PRODUCT_ROWS)
+            parts.append(product("bgtk,bgtn->gkn", x[rows], dy[rows]))
+        return self._at_anchor(rounding.tree(parts))
 
     def work(self, rows: int) -> Work:
         sides = self.groups, self.positions, self.inputs, self.outputs
