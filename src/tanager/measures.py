@@ -316,15 +316,10 @@ def _area(
     found = _between(areas, drawn, min(counts, default=0))
     if not len(areas) or not len(drawn):
         return found
-    away = np.array(
-        [
-            [
-                area - _lowest(area, count, total),
-                1 - area - _lowest(1 - area, count, total),
-            ]
-            for area, count in zip(areas, counts.tolist(), strict=True)
-        ]
-    )
+    pairs = list(zip(areas, counts.tolist(), strict=True))
+    below = [area - _lowest(area, count, total) for area, count in pairs]
+    above = [1 - area - _lowest(1 - area, count, total) for area, count in pairs]
+    away = np.column_stack([below, above])
     with np.errstate(all="ignore"):
         alike = np.atleast_2d(np.corrcoef(np.round(drawn, 12)))
     squares = (away * (np.nan_to_num(alike, nan=1.0) @ away)).sum(axis=0)
