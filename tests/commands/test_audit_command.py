@@ -233,6 +233,10 @@ def test_bad_input_is_refused(tmp_path, words, message, capsys):
             "--steps (=9) does not apply to --method membership: give --update-counts",
         ),
         (
+            "digits --method membership --weight-decay 0.1",
+            "--weight-decay (=0.1) does not apply to --method membership: leave it out",
+        ),
+        (
             "digits --method one-run --models 9",
             "--models (=9) applies to --method membership alone: leave it out",
         ),

@@ -32,8 +32,14 @@ _OF_MEMBERSHIP = {
     "batch_size": "audited_batch_size",
     "learning_rate": "learning_rates",
     "clip_norm": "clip_norms",
+    "optimizer": None,
+    "optimizer_options": None,
+    "learning_rate_schedule": None,
+    "warmup_steps": None,
+    "weight_decay": None,
+    "ema_decay": None,
 }
-"""What of a recipe the attacker of membership chooses, and the flag for it."""
+"""What of a recipe membership takes from its own flag, or not at all (None)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,5 +134,5 @@ class Options:
         for name, own in _OF_MEMBERSHIP.items():
             if name in given and getattr(recipe, name):  # batch size 0 is all examples
                 rule = "does not apply to --method membership"
-                remedy = f"give --{own.replace('_', '-')}"
+                remedy = f"give --{own.replace('_', '-')}" if own else "leave it out"
                 validate.refuse(name, getattr(recipe, name), rule, remedy)
