@@ -118,6 +118,10 @@ def test_persons_held_out_examples_and_solvers(file, tmp_path, capsys):
             ["--solver", "class-means", "--batch-size", "9"],
             "--batch-size (=9) does not apply to solver class-means",
         ),
+        (
+            ["--solver=class-means", "--steps=1", "--ema-decay=0.5"],
+            "--ema-decay (=0.5) does not apply to solver class-means",
+        ),
     ],
 )
 def test_what_does_not_apply_to_features_is_refused(
