@@ -101,8 +101,7 @@ def _refuse_unused(recipe: Recipe, given: Collection[str]) -> None:
         rule = "needs --unit group, which protects persons"
         validate.refuse("examples_per_group", value, rule, "add it, or leave this out")
     if recipe.solver == "class-means":
-        averaged = ["ema_decay"] if recipe.ema_decay else []
-        for name in unlike_class_means(recipe) + averaged:
+        for name in unlike_class_means(recipe):
             if name in given:
                 rule = "does not apply to solver class-means, one sum of all examples"
                 remedy = "leave it out, or give --solver dp-sgd"

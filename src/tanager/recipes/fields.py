@@ -52,18 +52,18 @@ _AT_LEAST = {
     "seed": 0,
 }
 """The least that a whole number may be."""
-_CLASS_MEANS: dict[str, Any] = {
-    "batch_size": 0,
+CLASS_MEANS: dict[str, Any] = {
     "steps": 1,
     "clip_norm": 1.0,
     "optimizer": "sgd",
-    "optimizer_options": {"momentum": 0.9},
+    "optimizer_options": {},
     "learning_rate": 1.0,
     "learning_rate_schedule": "constant",
     "warmup_steps": 0,
     "weight_decay": 0.0,
+    "ema_decay": 0.0,
 }
-"""What class means, one noisy sum of all examples, leave unused or need like this."""
+"""The settings of class means: one noisy sum of all examples."""
 
 
 @functools.cache
@@ -143,7 +143,7 @@ def unlike_class_means(recipe: Any) -> list[str]:
     """Return the fields that class means would not heed; what is left open is not."""
     return [
         name
-        for name, value in _CLASS_MEANS.items()
+        for name, value in {"batch_size": 0, **CLASS_MEANS}.items()
         if (own := getattr(recipe, name)) and own != value
     ]
 

@@ -22,7 +22,7 @@ from jaxtyping import Array
 
 from tanager import _validate as validate
 from tanager.models.layers import ScaledHead
-from tanager.recipes.fields import unlike_class_means
+from tanager.recipes.fields import CLASS_MEANS, unlike_class_means
 from tanager.recipes.recipe import Recipe
 
 
@@ -94,28 +94,20 @@ def resolved(recipe: Recipe, examples: int, features: int) -> Recipe:
     if recipe.solve_for == "steps":
         rule = "must be left out beside epsilon for class-means, of 1 step"
         validate.refuse("noise_multiplier", recipe.noise_multiplier, rule)
-    return dataclasses.replace(
-        recipe,
-        batch_size=examples,
-        steps=1,
-        clip_norm=1.0,
-        optimizer="sgd",
-        optimizer_options={},
-        learning_rate=1.0,
-        learning_rate_schedule="constant",
-        warmup_steps=0,
-        weight_decay=0.0,
-        ema_decay=0.0,
-    )
+    return dataclasses.replace(recipe, batch_size=examples, **CLASS_MEANS)
 
 
 def compares_solvers(recipe: Recipe) -> bool:
     """Return whether class means may be taken for a recipe, or DP-SGD.
 
-    Not where something is given that only DP-SGD heeds.
+    Not where something is given that only DP-SGD heeds, beyond what is usual there.
     """
-    plain = recipe.steps is None and not recipe.learning_rate
-    plain = plain and recipe.solve_for != "steps" and not unlike_class_means(recipe)
+    usual = {"ema_decay"}
+    if recipe.optimizer_options == {"momentum": _MOMENTUM}:
+        usual.add("optimizer_options")
+    plain = usual.issuperset(unlike_class_means(recipe))
+    plain = plain and recipe.steps is None and not recipe.learning_rate
+    plain = plain and recipe.solve_for != "steps"
     plain = plain and not recipe.class_weights and not recipe.multi_label
     plain = plain and recipe.clipping == "clip" and recipe.solver == "auto"
     return plain and recipe.epsilon is not None and recipe.caches_features
