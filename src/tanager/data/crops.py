@@ -65,7 +65,7 @@ def middle(image: Image, size: tuple[int, int]) -> View:
 def fixed_view(image: Image, size: tuple[int, int], by: str) -> View:
     """Return what is evaluated of an image: its middle, or all of it, resized.
 
-    `by` is one of `FIXED_VIEWS`. An image of that size stays as it is.
+    `by` is one of `FIXED_VIEWS`. An image of that size is not changed.
     """
     if size == image.shape[:2]:
         return image

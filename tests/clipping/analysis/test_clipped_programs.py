@@ -109,7 +109,7 @@ def live(jaxpr):
 
 
 def test_book_keeping_has_the_convolutions_of_a_plain_gradient():
-    # One forward; the image is no parameter, and norms and sums are products.
+    # One forward; images have no gradient, and norms and sums are products.
     params, x = network_problem()
 
     def plain(params, x):
