@@ -4,7 +4,7 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
-from switch import FULL, ON_CPU, XLA_FLAGS, check_shapes
+from switch import FULL, ON_CPU, XLA_FLAGS, check_shapes, take_own_cores
 
 
 os.environ.setdefault("XLA_FLAGS", XLA_FLAGS)
@@ -26,6 +26,7 @@ import jaxtyping
 import pytest
 
 
+take_own_cores()
 check_shapes()
 
 # Tracing makes many objects that live on; to look through all of them as often as

@@ -44,3 +44,16 @@ def check_shapes() -> None:
     install_import_hook(
         _SHAPED, "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
     )
+
+
+def take_own_cores() -> None:
+    """Give each process of pytest-xdist, and what it starts, cores of its own.
+
+    Threads of one then do not wait for those of another.
+    """
+    name = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if name and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        if workers <= len(cores):
+            os.sched_setaffinity(0, cores[int(name.removeprefix("gw")) :: workers])
