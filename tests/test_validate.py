@@ -56,6 +56,16 @@ def test_values_in_range_pass_and_others_are_refused(check, case):
         check(a=inside[-1], b=outside[0], c=-2)
 
 
+def test_whole_numbers_of_any_length_are_checked():
+    with refused("x (=a number of 1329 bits) must be positive and finite"):
+        validate.positive(x=10**400)
+    with refused("x (=a number of 19932 bits) must be finite and not negative"):
+        validate.not_negative(x=-(10**6000))
+    with refused(f"steps (={2**63}) must be at most {2**63 - 1}: wait"):
+        validate.whole(steps=2**63, at_least=1, remedy="wait")
+    validate.whole(steps=2**63 - 1, at_least=1)
+
+
 def test_whole():
     validate.whole(steps=0, at_least=0)
     validate.whole(steps=np.int32(3), at_least=3)  # pyright: ignore[reportArgumentType]
@@ -129,6 +139,6 @@ def test_a_message_shows_settings_and_nothing_of_data(said, value):
 
 
 def test_long_values_are_cut():
-    assert len(validate.shown(10**400)) == 200
+    assert len(validate.shown([10**400])) == 200
     assert len(validate.shown("a" * 5000)) == 1000
     assert validate.shown("/data/" * 40) == repr("/data/" * 40)

@@ -21,6 +21,7 @@ from tanager._text import clean
 
 _MOST = 8  # names in a list after a suggestion, and values of settings
 _LONGEST, _LONGEST_TEXT = 200, 1000  # characters of a value, and of a text or path
+_LARGEST = 2**63 - 1
 _SETTINGS = (str, numbers.Number, PurePath, range, type, FunctionType)
 
 
@@ -44,7 +45,7 @@ def shown(value: Any) -> str:
     if isinstance(value, str | PurePath):
         text, most = repr(value), _LONGEST_TEXT
     elif _values(value) <= _MOST:
-        text, most = repr(value), _LONGEST
+        text, most = _setting(value), _LONGEST
     elif hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
     elif isinstance(value, Collection):
@@ -52,6 +53,12 @@ def shown(value: Any) -> str:
     else:
         return type(value).__name__
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _setting(value: object) -> str:
+    if isinstance(value, int) and value.bit_length() > 1000:
+        return f"a number of {value.bit_length()} bits"
+    return repr(value)
 
 
 def _values(value: object) -> float:
@@ -67,14 +74,18 @@ def _values(value: object) -> float:
     return sum(map(_values, each)) if len(value) <= _MOST else math.inf
 
 
-def _number(name: str, value: object) -> float:
+def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         refuse(
             name, value, "must be a number", _of_array("iuf", f"float({name})", value)
         )
-    if math.isnan(value):
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf  # of either sign: no range holds it
+    if math.isnan(number):
         refuse(name, value, "must be a number", "it is not-a-number")
-    return float(value)
+    return number
 
 
 def _of_array(kinds: str, number: str, value: Any) -> str:
@@ -125,13 +136,15 @@ def ema_decay(ema_decay: float) -> None:
 
 
 def whole(*, at_least: int, remedy: str = "", **values: int) -> None:
-    """Refuse a value that is not a whole number of at least `at_least`."""
+    """Refuse a value that is not a whole number of 64 bits, of at least `at_least`."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, numbers.Integral):
             ending = _of_array("iu", f"int({name})", value) or remedy
             refuse(name, value, "must be a whole number", ending)
         if value < at_least:
             refuse(name, value, f"must be at least {at_least}", remedy)
+        if value > _LARGEST:
+            refuse(name, value, f"must be at most {_LARGEST}", remedy)
 
 
 def size_or_auto(**values: Any) -> None:
