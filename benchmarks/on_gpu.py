@@ -123,90 +123,65 @@ class Options:
 
 def parts(options: Options) -> Iterator[Part]:
     """Return what is measured, the training last."""
-    small = ("--features", "6", "--classes", "3") if options.dry_run else ()
-    given = {"linear": 8} if options.dry_run else MODELS
-    rounds = "1" if options.dry_run else "5"
-    collect = ("--collect-only",) if options.dry_run else ()
-    tests = TESTS[1:2] if options.dry_run else TESTS
-    precisions = PRECISIONS[1:2] if options.dry_run else PRECISIONS
-    strategies = STRATEGIES[:2] if options.dry_run else STRATEGIES
-    yield Part("tests", ("-m", "pytest", "-q", *collect, *tests), 360, True, "", ON_GPU)
-    bench = {model: ("--model", model, *small, "--json") for model in given}
-    for model, rows in given.items():
+    dry = options.dry_run
+    rows_of, rounds = ({"linear": 8}, 1) if dry else (MODELS, 5)
+    first, *_ = rows_of
+    precisions = PRECISIONS[1:2] if dry else PRECISIONS
+    strategies = "sgd auto" if dry else " ".join(STRATEGIES)
+    pytest = "-m pytest -q --collect-only -n0" if dry else "-m pytest -q"
+
+    def bench(what: str, model: str) -> str:
+        small = "--features 6 --classes 3" if dry else ""
+        return f"bench {what} --model {model} {small} --json"
+
+    def step(model: str, precision: str, strategies: str) -> tuple[str, ...]:
+        words = f"--physical-batch {rows_of[model]} --repeats {rounds}"
+        words += f" --precision {precision} --strategies {strategies}"
+        return _words(f"{bench('step', model)} {words}")
+
+    tests = " ".join(TESTS[1:2] if dry else TESTS)
+    yield Part("tests", _words(f"{pytest} {tests}"), 360, True, "", ON_GPU)
+    for model in rows_of:
         for precision in precisions:
-            words = ("step", *bench[model], "--physical-batch", str(rows), "--repeats")
-            words += (rounds, "--precision", precision, "--strategies", *strategies)
-            yield Part(f"step {model} {precision}", ("bench", *words), 90)
-        words = ("bench", "step", *bench[model], "--physical-batch", str(rows))
-        words += (
-            "--repeats",
-            rounds,
-            "--precision",
-            "tf32",
-            "--strategies",
-            "sgd",
-            "auto",
-        )
+            words = step(model, precision, strategies)
+            yield Part(f"step {model} {precision}", words, 90)
+        words = step(model, "tf32", "sgd auto")
         yield Part(f"step {model} tf32, products not exact", words, 60, patch=_INEXACT)
-    for model, rows in given.items():
-        words = (
-            "throughput",
-            *bench[model],
-            "--examples",
-            str(20 * rows),
-            "--precision",
-        )
-        words += (
-            "tf32",
-            "--physical-batches",
-            str(rows // 2),
-            str(rows),
-            "--strategies",
-        )
-        yield Part(
-            f"throughput {model}", ("bench", *words, "sgd", "auto", "auto:low"), 90
-        )
-    for model in given:
-        words = ("bench", "memory", *bench[model], "--strategies", "sgd", "auto:low")
-        limit = ("--limit-gib", "3e-6") if options.dry_run else ()
-        yield Part(f"memory {model}", (*words, *limit), 90)
-    work = [f"{model}:{rows}" for model, rows in MODELS.items() if model != "wrn-28-10"]
-    work = ["linear:8"] if options.dry_run else work
-    peers = (
-        "benchmarks/peers/run.py",
-        "--work",
-        *work,
-        "--systems",
-        *PEERS,
-        "--poisson",
-    )
-    peers += ("--no-training", "--rounds", rounds, "--out", f"{options.out}/peers.json")
+    for model, rows in rows_of.items():
+        words = f"{bench('throughput', model)} --examples {20 * rows} --precision tf32"
+        words += f" --physical-batches {rows // 2} {rows}"
+        words += " --strategies sgd auto auto:low"
+        yield Part(f"throughput {model}", _words(words), 90)
+    for model in rows_of:
+        words = f"{bench('memory', model)} --strategies sgd auto:low"
+        words += " --limit-gib 3e-6" if dry else ""
+        yield Part(f"memory {model}", _words(words), 90)
+    work = " ".join(f"{name}:{n}" for name, n in rows_of.items() if name != "wrn-28-10")
+    words = f"benchmarks/peers/run.py --work {work} --systems {' '.join(PEERS)}"
+    words += f" --poisson --no-training --rounds {rounds} --out"
+    peers = (*_words(words), f"{options.out}/peers.json")
     yield Part("peers", peers, 300, True)
-    first, rows = next(iter(given.items()))
-    words = (
-        "bench",
-        "step",
-        *bench[first],
-        "--physical-batch",
-        str(rows),
-        "--precision",
-    )
-    words += ("tf32", "--repeats", rounds, "--strategies", "sgd", "auto")
+    words = step(first, "tf32", "sgd auto")
     yield Part(f"step {first} tf32, deterministic", words, 60, settings=DETERMINISTIC)
-    costs = ("benchmarks/costs.py", "--model")
-    costs += ("lenet", "--rows", "1") if options.dry_run else (first, "--rows", "128")
-    yield Part(f"costs {first}", (*costs, "--precision", "tf32"), 300, True)
-    killed = ("-m", "pytest", "-q", *collect, KILLED)
-    yield Part("killed", killed, 120, True, "", ON_GPU | DETERMINISTIC)
+    model, rows = ("lenet", 1) if dry else (first, 128)
+    words = f"benchmarks/costs.py --model {model} --rows {rows} --precision tf32"
+    yield Part(f"costs {first}", _words(words), 300, True)
+    both = ON_GPU | DETERMINISTIC
+    yield Part("killed", _words(f"{pytest} {KILLED}"), 120, True, "", both)
 
 
 def training(options: Options) -> Part:
     """Return the training run, which takes the time that is left."""
-    words = ["train", "cifar10-wrn-16-4-tan", "--data", str(options.data)]
+    words = ("cifar10-wrn-16-4-tan", "--data", str(options.data))
     if options.dry_run:
-        words = ["train", "digits", "--model", "linear", "--steps", "4"]
-    words += ["--out", f"{options.out}/run", "--account", "none", "--yes", "--json"]
-    return Part("training", tuple(words), float("inf"), settings=DETERMINISTIC)
+        words = _words("digits --model linear --steps 4")
+    out = ("--out", f"{options.out}/run", "--account", "none", "--yes", "--json")
+    words = ("train", *words, *out)
+    return Part("training", words, float("inf"), settings=DETERMINISTIC)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
 
 
 def run(part: Part, seconds: float, options: Options) -> dict[str, Any]:
