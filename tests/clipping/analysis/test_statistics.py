@@ -15,7 +15,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen, nnx
-from oracle import clip, gradients
+from oracle import clip, curve, gradients
 
 import tanager
 from cases import in_full
@@ -271,6 +271,38 @@ def test_in_training_mode_the_layer_is_refused_by_name(name, tmp_path):
     with pytest.raises(ValueError, match=message):
         trained(loss, model, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+class InSpectralNorm(eqx.Module):
+    norm: eqx.nn.SpectralNorm
+
+    def __init__(self):
+        head = eqx.nn.Linear(16, 3, key=KEY)
+        self.norm = eqx.nn.SpectralNorm(head, "weight", key=KEY)
+
+
+def test_a_spectral_norm_is_refused_in_training_for_its_own_reason():
+    model, state = eqx.nn.make_with_state(InSpectralNorm)()
+    fixed = eqx.nn.inference_mode(model)
+    message = (
+        r"loss calls equinox\.nn\.SpectralNorm in training mode, which updates its "
+        r"power iterations: a loss cannot return the new ones \(.*\): call "
+        r"equinox\.nn\.inference_mode\(model\) first"
+    )
+
+    def norms(model, inference=None):
+        def loss(both, example):
+            model, state = both
+            x = example["image"].ravel()
+            return curve(model.norm(x, state, inference=inference)[0])
+
+        return tanager.clipped_grad(loss, clip_norm=1.0)((model, state), data()).norms
+
+    for call in ((model,), (fixed, False)):
+        with pytest.raises(ValueError, match=message):
+            norms(*call)
+    np.testing.assert_allclose(norms(fixed), norms(model, True))
+    assert np.all(norms(fixed) > 0)
 
 
 class BatchNormalization:

@@ -106,7 +106,8 @@ def watching(trained: PyTree, fixed: PyTree) -> Iterator[None]:
 
     Raises:
         RefusedLayer: a batch norm is called in training mode, or with statistics that
-            are trained; or a dropout of NNX draws the same numbers in every step.
+            are trained; a spectral norm is called in training mode; or a dropout of
+            NNX draws the same numbers in every step.
     """
     leaves = jax.tree.leaves(trained), jax.tree.leaves(fixed)
     with _LOCK, contextlib.ExitStack() as stack:
@@ -184,6 +185,20 @@ def _mode(flag: str, mend: str, statistics: Callable = lambda layer: ()) -> Chec
     return check
 
 
+def _spectral_norm(
+    layer: Any, given: Mapping[str, Any], trained: Leaves, fixed: Leaves
+) -> tuple[str, str] | None:
+    """Check a spectral norm of Equinox: in training mode it changes its state."""
+    told = given.get("inference")
+    if layer.inference if told is None else told:
+        return None
+    return (
+        "in training mode, which updates its power iterations: a loss cannot return "
+        "the new ones",
+        "call equinox.nn.inference_mode(model) first",
+    )
+
+
 def _dropout(
     layer: Any, given: Mapping[str, Any], trained: Leaves, fixed: Leaves
 ) -> tuple[str, str] | None:
@@ -224,12 +239,10 @@ def _among(value: Any, leaves: Leaves) -> bool:
 
 
 _CHECKS: Mapping[tuple[str, str], Check] = {
-    **{
-        ("equinox.nn", name): _mode(
-            "inference", "call equinox.nn.inference_mode(model) first"
-        )
-        for name in ("BatchNorm", "SpectralNorm")
-    },
+    ("equinox.nn", "BatchNorm"): _mode(
+        "inference", "call equinox.nn.inference_mode(model) first"
+    ),
+    ("equinox.nn", "SpectralNorm"): _spectral_norm,
     ("flax.nnx", "BatchNorm"): _mode(
         "use_running_average",
         "call model.eval() first",
