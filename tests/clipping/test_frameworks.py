@@ -219,6 +219,25 @@ def test_a_module_that_is_changed_from_outside_is_told_of_copies():
     np.testing.assert_allclose(out.norms, 2**0.5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("transform", ["jit", "remat"])
+def test_a_constant_module_in_a_transform_of_nnx_is_told_of_clones(transform):
+    nnx = pytest.importorskip("flax.nnx")
+    forward = getattr(nnx, transform)(lambda module, x: nnx.relu(module(x)) + 1)
+    batch = jnp.float32(np.arange(3 * ROWS).reshape(ROWS, 3)) / 9
+
+    def clipped(module, prepare):
+        return clipped_grad(
+            lambda w, x: jnp.sum((forward(prepare(module), x) * w) ** 2), clip_norm=1.0
+        )(jnp.ones(2), batch)
+
+    def made():
+        return nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+
+    with pytest.raises(ValueError, match=r"nnx\.jit or the like.*nnx\.clone\(module\)"):
+        clipped(made(), lambda module: module)
+    assert np.all(clipped(made(), nnx.clone).norms[1:] > 0)
+
+
 def test_a_variable_in_two_places_is_refused_and_its_state_is_clipped_as_one():
     nnx = pytest.importorskip("flax.nnx")
 

@@ -5,6 +5,7 @@
 
 import numbers
 import textwrap
+import traceback
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
@@ -205,6 +206,13 @@ def check_loss(
         raise
     except Exception as error:
         if type(error).__name__ == "TraceContextError":  # of Flax, which may be absent
+            if _in_transform(error):
+                raise ValueError(
+                    "loss gives a Flax module that was made outside it to nnx.jit or "
+                    f"the like, which writes to the module ({error}): give it "
+                    "nnx.clone(module), or call the module without nnx.jit. Make the "
+                    "module again first: this error may have emptied it"
+                ) from error
             raise ValueError(
                 f"loss changes a Flax module that was made outside it ({error}): give "
                 "the module as params, or write nnx.merge(graph, ..., copy=True)"
@@ -233,6 +241,13 @@ def check_loss(
         refuse_ill_defined(derived.jaxpr)
         alone = alone or needed_by(derived.jaxpr)
     return Read(alone, any(isinstance(each, Tracer) for each in closed.consts))
+
+
+def _in_transform(error: Exception) -> bool:
+    """Whether an error is raised by a transform of NNX, such as `nnx.jit`."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    modules = (frame.f_globals.get("__name__", "") for frame in frames)
+    return any(module.startswith("flax.nnx.transforms.") for module in modules)
 
 
 def _returns_no_array(error: Exception) -> bool:
