@@ -462,3 +462,18 @@ def test_masks_of_every_size_and_rows_of_every_scale(positions, size, slope):
         # Norms below 1e-18 vanish when squared.
         least = exact[counted] * (1 - 1e-6) - 1e-18
         assert np.all(norms[counted] >= least)
+
+
+@pytest.mark.parametrize("positions", [(), pytest.param((3,), marks=pytest.mark.full)])
+def test_a_mask_that_rounding_makes(positions):
+    """Norm and sum must not see two roundings of a mask that cancels."""
+    w = 1 + 1e-4 * draw(32, (64, 48))[0]
+    w, x = float32(w, draw(33, (4, *positions, 64))[0])
+
+    def loss(w, x):
+        return 1e9 * jnp.sum(x @ (w * lax.stop_gradient(w * w * w - w)))
+
+    assert np.min(norms_of(loss, w, x, wide=False)) > 10 * C
+    for sizes, _ in alone(loss, w, x, C).values():
+        assert np.max(sizes) <= SLACK * C
+        assert np.min(sizes) >= C / SLACK

@@ -5,11 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from oracle import check, curve, draw, kinds, read
+from oracle import assert_close, cast, check, curve, draw, exact, kinds, read
 
 from cases import in_full
 from switch import FULL
+from tanager.clipping import clipped_grad
 from tanager.clipping.rules.groups import Joint, Single
+from tanager.clipping.rules.masked import Masked
 
 
 ROWS = 3
@@ -112,7 +114,7 @@ def test_cross_terms_of_parts_that_may_overlap(meet):
     check(loss, w, x, methods=True)
 
 
-# Parameters that meet constants, and values without a gradient
+# Parameters that meet constants, or values without a gradient
 
 
 def mask(w):
@@ -136,6 +138,18 @@ def where_allowed(w, x):
     return x @ jnp.where(mask(w) > 0, w, 0.0)
 
 
+def pruned(w, x):
+    return x @ (w * (jnp.abs(w) > 0.5).astype(w.dtype))
+
+
+def pruned_by_choice(w, x):
+    return x @ jnp.where(jnp.abs(w) > 0.5, w, 0.0)
+
+
+def over_itself(w, x):
+    return x @ (w / lax.stop_gradient(1 + w * w))
+
+
 def added_to_constants(w, x):
     return x @ ((1.0 - w) + mask(w))
 
@@ -156,6 +170,7 @@ def quantised_less_itself(w, x):
         for apply, full in [
             *((times_mask, ()), (mask_of_a_transpose, (True,))),
             *((over_constants, (False,)), (where_allowed, (True,))),
+            *((pruned, ()), (pruned_by_choice, (True, False)), (over_itself, (True,))),
             *((added_to_constants, (True,)), (quantised, (True,))),
             (quantised_less_itself, (True, False)),
         ]
@@ -170,11 +185,31 @@ def test_a_parameter_that_meets_a_constant_is_not_shared(apply, shape):
         return curve(apply(w, x))
 
     masked = times_mask, mask_of_a_transpose, over_constants, where_allowed
+    masked += pruned, pruned_by_choice, over_itself
     (group,) = read(loss, w, x)[1]
     assert isinstance(group, Single) and len(group.gradients()) + len(group.grams()) > 0
     assert bool(group.grams()) == (len(shape) == 1 or apply not in masked)
     narrow = ["float32"] * (FULL or apply is times_mask)
     check(loss, w, x, methods=True, dtypes=("float64", *narrow))
+
+
+def test_a_mask_among_the_parameters_changes_from_call_to_call():
+    w, mask, x = draw(23, (4, 5), (4, 5), (ROWS, 4))
+
+    def loss(p, x):
+        return curve(x @ (p["w"] * lax.stop_gradient(p["mask"])))
+
+    assert kinds(loss, {"w": w, "mask": mask}, x) == [Masked]
+    counted = np.arange(ROWS) != 1
+    with jax.enable_x64(True):
+        grad_fn = clipped_grad(loss, clip_norm=1.0, strategy="bk")
+        for own in (mask, np.tri(4, 5)):
+            params = cast({"w": w, "mask": own}, np.float64)
+            expected = exact(loss, params, x, counted, 1.0)
+            out = grad_fn(params, jnp.asarray(x), counted)
+            assert_close("bk", (out.sum, out.norms, out.losses), expected, 1e-6)
+            assert not np.any(out.sum["mask"])
+            check(loss, params, x, methods=True)
 
 
 def test_a_masked_convolution():

@@ -1,10 +1,10 @@
 """Links: the structural steps between a parameter and the place it meets data.
 
 A parameter is cast, transposed, reshaped, sliced, broadcast, scaled by a number or
-multiplied by a constant mask before it is used. Each such step is linear and its
-transpose is written here, so that a gradient found where the parameter is used can be
-carried back to the parameter in float32, whatever the dtype of the model, and without
-asking autodiff for it.
+multiplied by a mask before it is used. Each such step is linear and its transpose is
+written here, so that a gradient found where the parameter is used can be carried back
+to the parameter in float32, whatever the dtype of the model, and without asking
+autodiff for it.
 
 A chain of links that only moves and scales entries keeps norms up to its scale; then
 norms can be taken where the parameter is used.
@@ -127,8 +127,8 @@ def _shape(equation: jex.JaxprEqn) -> tuple[int, ...]:
     return aval(variables(equation)[0]).shape
 
 
-Constants = Mapping[jex.Var, Callable[[], Any]]
-"""How to compute each value that neither examples nor parameters reach."""
+Fixed = Mapping[jex.Var, Callable[[], Any]]
+"""How to compute each value that no example reaches and that has no gradient."""
 
 _LINKS: dict[str, Callable[[jex.JaxprEqn, int], Link | None]] = {
     "reshape": _reshape,
@@ -153,38 +153,35 @@ def link(
     equation: jex.JaxprEqn,
     result: int,
     operand: jex.Var,
-    constants: Constants,
+    fixed: Fixed,
     live: Container[jex.Var],
 ) -> Link | None:
     """Return the link from an operand to a result of an equation, or None.
 
-    All other operands must be constants, which neither examples nor parameters reach.
-    What is added need not be: it must not be `live`, that is, have a gradient.
-    Straight-through estimators add such values.
+    No other operand may be `live`, that is, have a gradient: it is a constant, or made
+    of parameters by `stop_gradient`. Masks and straight-through estimators do that.
     """
     name, others = equation.primitive.name, [*variables(equation)]
     others.remove(operand)
     adds = name in ("add", "sub", "add_any")
-    if not constants.keys() >= {v for v in others if v in live or not adds}:
+    if any(v in live for v in others):
         return None
     if others or adds:
-        step = _meets_constant(equation, operand, constants)
+        step = _meets_fixed(equation, operand, fixed)
     else:
         make = _LINKS.get(name)
         step = make(equation, result) if make else None
     return step and step._replace(result=equation.outvars[result])
 
 
-def _meets_constant(
-    equation: jex.JaxprEqn, operand: jex.Var, constants: Constants
-) -> Link | None:
+def _meets_fixed(equation: jex.JaxprEqn, operand: jex.Var, fixed: Fixed) -> Link | None:
     """Return the link of a sum, product or choice of an operand and other arrays."""
     name, atoms = equation.primitive.name, equation.invars
     place = atoms.index(operand)
 
     def of(number: int) -> Array:
         atom = atoms[number]
-        value = atom.val if isinstance(atom, jex.Literal) else constants[atom]()
+        value = atom.val if isinstance(atom, jex.Literal) else fixed[atom]()
         return jnp.asarray(value)
 
     if aval(operand).shape != aval(equation.outvars[0]).shape:

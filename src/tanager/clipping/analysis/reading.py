@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 
 from tanager.clipping.analysis import jaxprs, scans
 from tanager.clipping.analysis.jaxprs import is_float
-from tanager.clipping.analysis.links import Constants, Link, link
+from tanager.clipping.analysis.links import Fixed, Link, link
 from tanager.clipping.analysis.opening import Origin, open_calls, parts_of, zero_of_data
 from tanager.clipping.analysis.recognise import recognise
 from tanager.clipping.analysis.refusals import refuse_ill_defined
@@ -47,7 +47,7 @@ def read_loss(
         closed, shapes = traced(*leaves, *inputs)
         opened = open_calls(closed, origins)
         refuse_ill_defined(opened.jaxpr)
-        program = _sort(opened, len(leaves))
+        program = _sort(opened, leaves)
         program.aux_tree = jax.tree.structure(shapes[1] if has_aux else ())
         if any(opened.jaxpr.outvars[0] in each.outvars for each in program.body):
             break
@@ -61,18 +61,20 @@ class _Live(NamedTuple):
     leaves: set[jex.Var]
 
 
-def _sort(closed: jex.ClosedJaxpr, leaves: int) -> Program:
-    jaxpr = closed.jaxpr
+def _sort(closed: jex.ClosedJaxpr, values: Sequence[Any]) -> Program:
+    jaxpr, leaves = closed.jaxpr, len(values)
     origins: dict[Any, Origin] = dict.fromkeys(jaxpr.constvars, Origin.CONSTANT)
     origins.update(dict.fromkeys(jaxpr.invars[:leaves], Origin.PARAMETER))
     origins.update(dict.fromkeys(jaxpr.invars[leaves:], Origin.DATA))
     live = {leaf: _Live(None, {leaf}) for leaf in jaxpr.invars[:leaves]}
+    given = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    given.update(zip(jaxpr.invars, values, strict=False))
     prologue, body, taps = [], [], []
-    constants: dict[jex.Var, Callable[[], Any]] = {}
+    fixed: dict[jex.Var, Callable[[], Any]] = {}
 
     def hold(variables: Sequence[jex.Var]) -> None:
         for own in variables:
-            constants[own] = functools.partial(_constant, closed, prologue, own)
+            fixed[own] = functools.partial(_value, given, prologue, own)
 
     def sort(equation: jex.JaxprEqn) -> None:
         atoms = jaxprs.variables(equation)
@@ -82,12 +84,11 @@ def _sort(closed: jex.ClosedJaxpr, leaves: int) -> Program:
             body.append(equation)
             return
         prologue.append(equation)
-        if origin == Origin.CONSTANT:
-            hold(equation.outvars)
         if equation.primitive.name != "stop_gradient" and live.keys() & set(atoms):
             roots = set().union(*(live[a].leaves for a in atoms if a in live))
             own = _Live(equation, roots)
             live.update(dict.fromkeys(filter(is_float, equation.outvars), own))
+        hold([own for own in equation.outvars if own not in live])
 
     hold(jaxpr.constvars)
     of_loss = needed_for(jaxpr.eqns, jaxpr.outvars[:1], effects=True)
@@ -105,8 +106,9 @@ def _sort(closed: jex.ClosedJaxpr, leaves: int) -> Program:
                 origins.update(dict.fromkeys(each.data, Origin.DATA))
             one = equation if each is None else each.equation
             if one.primitive.name not in _FLAT:
-                taps.append(_tap(len(taps), one, origins, live, constants, each))
+                taps.append(_tap(len(taps), one, origins, live, fixed, each))
     units = _units([use for tap in taps for use in tap.uses], jaxpr.invars, live)
+    constants = {v: fixed[v] for v in fixed if origins[v] == Origin.CONSTANT}
     units = [_recognised(unit, prologue, jaxpr.invars, constants) for unit in units]
     others = needed_for(jaxpr.eqns, jaxpr.outvars)
     aux = [each for each in others if not any(each is one for one in of_loss)]
@@ -180,11 +182,10 @@ def _reached(equations: Sequence[jex.JaxprEqn], results: Sequence[Any]) -> set[A
     return reached
 
 
-def _constant(
-    closed: jex.ClosedJaxpr, prologue: Sequence[jex.JaxprEqn], variable: jex.Var
+def _value(
+    given: dict[jex.Var, Any], prologue: Sequence[jex.JaxprEqn], variable: jex.Var
 ) -> Any:
-    """Return the value of a variable that neither examples nor parameters reach."""
-    given = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    """Return the value of a variable that no example reaches."""
     needed = needed_for(prologue, [variable])
     return jaxprs.walk(needed, given, jaxprs.evaluate)[variable]
 
@@ -194,7 +195,7 @@ def _tap(
     equation: jex.JaxprEqn,
     origins: dict,
     live: dict[jex.Var, _Live],
-    constants: Constants,
+    fixed: Fixed,
     all_steps: scans.Stacked | None,
 ) -> Tap:
     data, uses = [], []
@@ -204,19 +205,19 @@ def _tap(
         if origins[atom] == Origin.DATA:
             data.append(position)
         elif atom in live:
-            uses.append(Use(number, position, *_chain(atom, live, constants)))
+            uses.append(Use(number, position, *_chain(atom, live, fixed)))
     return Tap(number, equation, tuple(data), tuple(uses), all_steps)
 
 
 def _chain(
-    variable: jex.Var, live: dict[jex.Var, _Live], constants: Constants
+    variable: jex.Var, live: dict[jex.Var, _Live], fixed: Fixed
 ) -> tuple[jex.Var, tuple[Link, ...]]:
     """Follow links back from a variable to its anchor."""
     links: list[Link] = []
     while (equation := live[variable].equation) is not None:
         operand = next(v for v in jaxprs.variables(equation) if v in live)
         result = equation.outvars.index(variable)
-        step = link(equation, result, operand, constants, live)
+        step = link(equation, result, operand, fixed, live)
         if step is None:
             break
         links.append(step)
@@ -249,7 +250,7 @@ def _recognised(
     unit: Unit,
     prologue: Sequence[jex.JaxprEqn],
     leaves: Sequence[jex.Var],
-    constants: Constants,
+    constants: Fixed,
 ) -> Unit:
     if unit.kind == "leaf" or len(unit.anchors) != 1:
         return unit

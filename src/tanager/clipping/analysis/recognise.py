@@ -28,7 +28,7 @@ from jaxtyping import Array, Float
 
 from tanager.clipping.analysis import sizes
 from tanager.clipping.analysis.jaxprs import aval
-from tanager.clipping.analysis.links import Constants
+from tanager.clipping.analysis.links import Fixed
 from tanager.clipping.analysis.sizes import Linear, Steps, Value, near
 
 
@@ -60,7 +60,7 @@ def recognise(
     equations: Sequence[jex.JaxprEqn],
     anchor: jex.Var,
     leaves: Sequence[jex.Var],
-    constants: Constants,
+    constants: Fixed,
 ) -> Standardisation | None:
     """Return how an anchor is made of its leaves, None where that is not known."""
     weight, *gain = sorted(leaves, key=lambda leaf: -aval(leaf).size)
@@ -84,9 +84,7 @@ def recognise(
 class _Reader:
     """Values of the equations, for units along one axis of the weight."""
 
-    def __init__(
-        self, shape: Sequence[int], unit: int, constants: Constants, known: dict
-    ):
+    def __init__(self, shape: Sequence[int], unit: int, constants: Fixed, known: dict):
         self.values: dict[jex.Var, Value] = {}
         self._shape, self._unit = shape, unit
         self._constants, self._known = constants, known

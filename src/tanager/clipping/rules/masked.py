@@ -1,4 +1,6 @@
-"""A parameter that is multiplied by an array which nothing reaches, as in MADE.
+"""A parameter that is multiplied by an array without a gradient: a mask.
+
+The array is a constant, as in MADE, or made of parameters, as in pruning.
 
 Of one position, ‖M∘(x·dyᵀ)‖² = (x²)ᵀM²(dy²). Else gradients are formed.
 """
