@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from oracle import draw
+from oracle import curve, draw
 
 from tanager.clipping import clipped_grad
+from tanager.clipping.analysis.standardise import standardise
 
 
 def loss(params, example):
@@ -73,6 +74,33 @@ def test_gram_and_gradient_norms_are_told_apart():
     norm, why = norm_of_kernel(mixed)
     assert norm.endswith(" gradients")
     assert why == "2T² = 512 > K·N = 90"
+
+
+@pytest.mark.parametrize("strategy", ["bk", "bk_mixed", "auto"])
+@pytest.mark.parametrize("convolves", [False, True])
+def test_a_standardised_weight_that_is_added_to_has_no_gram(convolves, strategy):
+    shape = (3, 3, 2, 4) if convolves else (2, 4)
+    w, x = (jnp.float32(array) for array in draw(1, shape, (6, 4, 4, 2)))
+
+    def loss(w, x):
+        own = standardise(w) + jnp.ones(shape, w.dtype)
+        if not convolves:
+            return curve(x.reshape(-1, 2) @ own)
+        layout = ("NHWC", "HWIO", "NHWC")
+        y = lax.conv_general_dilated(
+            x[None], own, (1, 1), "SAME", dimension_numbers=layout
+        )
+        return curve(y)
+
+    grad_fn = clipped_grad(loss, clip_norm=1.0, strategy=strategy)
+    (row,) = grad_fn.explain(w, x).taps
+    assert row.norm.endswith(" gradients")
+    if not convolves:
+        assert row.why == "no fast rule"
+    elif strategy == "auto":
+        assert "fastest of" in row.why
+    else:
+        assert row.why == "no Gram matrix here: gradients are formed"
 
 
 @pytest.mark.parametrize("one, other", [("ghost", "bk"), ("mixed_ghost", "bk_mixed")])

@@ -152,9 +152,12 @@ def _reason(plan: Plan, group: NormGroup, method: Method) -> str:
         if alone:
             return "a function of parameters: gradients carried back before the norm"
         return "shared parameters: gradients added before the norm"
-    if len(options) == 1 or group.rule.name == "general":
-        small = aval(group.unit.anchors[0]).size <= 4 * work.results
+    general = group.rule.name == "general"
+    if len(options) == 1 or general:
+        small = general and aval(group.unit.anchors[0]).size <= 4 * work.results
         return "elementwise: the gradient is small" if small else "no fast rule"
+    if plan.strategy != "auto" and not group.grams():
+        return "no Gram matrix here: gradients are formed"
     if plan.strategy in ("ghost", "bk"):
         return "Gram wherever there is one"
     if plan.strategy != "auto":
