@@ -55,6 +55,12 @@ def test_the_advice_goes_both_ways():
     assert f", {less:.2g} % less, for twice the compute" in twice
 
 
+def test_advice_has_no_exponent():
+    plan = Plan.solve(50_001, 777, 1001, 2.2, delta=1e-6, adjacency="replace-one")
+    _, half, _ = advice(frontier(plan))
+    assert ", 200 % more, for half" in half
+
+
 def test_of_few_examples_there_may_be_one_batch():
     points = frontier(Plan.solve(5, 5, 5, 10.0, delta=1e-2))
     assert [point.batch_size for point in points] == [1, 2, 5]

@@ -85,9 +85,9 @@ def advice(points: list[Point]) -> list[str]:
             continue
         other = points[place + step]
         change = other.epsilon / best.epsilon - 1
+        percent = float(f"{100 * abs(change):.2g}")
         said.append(
             f"{name} that batch: ε = {format_epsilon(other.epsilon)}, "
-            f"{100 * abs(change):.2g} % {'more' if change > 0 else 'less'}, for {name} "
-            f"the compute"
+            f"{percent:g} % {'more' if change > 0 else 'less'}, for {name} the compute"
         )
     return said
