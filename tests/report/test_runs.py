@@ -109,7 +109,7 @@ def test_a_stopped_run_says_what_it_will_say_at_its_end(tmp_path, words, capsys)
 
 
 def test_a_comparison_shows_what_differs_and_only_that(folder, tmp_path, capsys):
-    page = tmp_path / "page.html"
+    page = tmp_path / "new" / "page.html"
     both = [str(folder / name) for name in ("one", "two")]
     assert main(["runs", "compare", *both, "--to", str(page)]) == 0
     assert capsys.readouterr().out == f"{page}\n"
