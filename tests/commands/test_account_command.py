@@ -199,6 +199,8 @@ def test_an_account_without_data_is_named_by_its_file_alone(said, tmp_path):
     assert code == 0 and "limit ε = 4 at δ = 1e-05" in printed
     code, _, errors = said("account new --delta 0")
     assert code == 2 and "delta (=0.0) must be strictly between 0 and 1" in errors
+    code, _, errors = said("account new --data photos")
+    assert code == 2 and "--account and --data must be left out" in errors
     # A limit says nothing of the unit, and commands read an account of any.
     account = Account(tmp_path / "new", unit="person")
     account.charge(Charge("run", "", "", 1e-5, (Mechanism(1.0, 9.0, 5),)))

@@ -80,13 +80,18 @@ class Show(_Named):
     """
 
     file: Positional[Annotated[str | None, tyro.conf.arg(metavar="[FILE]")]] = None
-    """File of the account, in place of --account."""
+    """File of the account, in place of --account and --data."""
 
     delta: float | None = None
     """Failure probability δ. Default: the limit's, or the smallest of a run."""
 
     def named(self) -> Account:
-        return super().named() if self.file is None else Account(Path(self.file))
+        if self.file is None:
+            return super().named()
+        if self.account is not None or self.data is not None:
+            rule = "names the account, so --account and --data must be left out"
+            validate.refuse("file", self.file, rule)
+        return Account(Path(self.file))
 
     def apply(self) -> float | None:
         self.existing()
