@@ -393,6 +393,12 @@ def test_repeats_have_seeds_and_folders_of_their_own(tmp_path, capsys):
     assert main(["train", "digits", "--repeats", "2", "--resume"]) == 2
     assert "resume (=True) finds one run only" in capsys.readouterr().err
     check_norms(out / "1", tmp_path, capsys)
+    assert main(words.replace(str(out), str(out / "1")).split()) == 2
+    assert "holds a single run: name another folder" in capsys.readouterr().err
+    Account(tmp_path / "mine").set_limit(4.0, 1e-4)
+    words = f"train digits --repeats 3 --account {tmp_path / 'mine'} --out "
+    assert main([*words.split(), str(tmp_path / "new")]) == 2
+    assert " is spent, and with these 3 runs " in capsys.readouterr().err
 
 
 def check_norms(run, tmp_path, capsys):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tanager import _validate as validate
 from tanager.measures import HEADLINES
 from tanager.parallel import hosts
 from tanager.privacy import accountant
@@ -47,6 +48,9 @@ def require_room(prepared: Prepared, repeats: int, account: Account | None) -> N
     if repeats > 1:
         own = [str(number + 1) for number in range(repeats)]
         refuse_foreign(str(prepared.recipe.out), [*own, "repeats.json", "private"])
+        if (Path(str(prepared.recipe.out)) / "config.json").exists():
+            rule, remedy = "holds a single run", "name another folder for --repeats"
+            validate.refuse("out", str(prepared.recipe.out), rule, remedy)
 
     def to_begin() -> list[int]:
         ledgers = [Path(str(recipe.out)) / "ledger.jsonl" for recipe in recipes]
@@ -55,7 +59,8 @@ def require_room(prepared: Prepared, repeats: int, account: Account | None) -> N
     if new := hosts.from_chief(to_begin):
         first, delta = recipes[new[0]], prepared.budget.delta
         spent = prepared.budget.mechanisms() * len(new)
-        charging.require_room(account, spent, delta, first.out, first.seed)
+        words = f"these {len(new)} runs" if len(new) > 1 else None
+        charging.require_room(account, spent, delta, first.out, first.seed, words)
 
 
 def summary(prepared: Prepared, results: Sequence[TrainResult]) -> dict[str, Any]:
