@@ -164,6 +164,8 @@ def test_a_model_is_measured_on_its_own_images_by_default(capsys, more, shape):
         (["step", "--examples", "33"], "must be at most the physical batch 32"),
         (["step", "--features", "3"], "model (='wrn-16-4') must be one of mlp, linear"),
         (["step", *SMALL, "--features", "0"], "(=0) must be at least 1"),
+        (["step", *SMALL, "--image-size", "8"], "--image-size (=8) is of images"),
+        (["step", *SMALL, "--channels", "1"], "--channels (=1) is of images: leave"),
         (["step", *SMALL, "--clip-norm", "-1"], "clip-norm (=-1.0) must be positive"),
         (["step", "--model", "vit-tiny-16", "--image-size", "40"], "use 32 or 48"),
         (["memory", *SMALL], "limit_gib (=None) must be given on a CPU"),

@@ -85,6 +85,10 @@ class Measured(abc.ABC):
                 model=self.model,
                 remedy="other models take images: leave --features away",
             )
+            for name in ("image_size", "channels"):
+                if (given := getattr(self, name)) is not None:
+                    rule, remedy = "is of images", "leave it out with --features"
+                    validate.refuse(name, given, rule, remedy)
             return (self.features,)
         from tanager.models import find
 
