@@ -108,6 +108,8 @@ def test_simulations_leave_no_model_behind(study):
 @pytest.mark.slow
 def test_the_run_it_is_for_is_trained_from_the_study(study, tmp_path, capsys):
     out = tmp_path / "run"
+    assert main(["train", "digits", "--from-study", str(study)]) == 2
+    assert "recipe (='digits') must be left out" in capsys.readouterr().err
     words = ["train", "--from-study", str(study), "--seed", "2", "--out", str(out)]
     assert main(words) == 0
     assert "predicted" in capsys.readouterr().out

@@ -53,6 +53,9 @@ def parse(
             validate.refuse("recipe", words[0], rule, remedy)
         entry = recipes.get(words[0] if named else "digits")
         words = words[1:] if named else words
+    elif words and words[0] in recipes.RECIPES:
+        rule = "must be left out: --from-study says which recipe"
+        validate.refuse("recipe", words[0], rule)
     if words and not words[0].startswith("-"):
         rule = "is not a flag"
         remedy = f"for data of your own, write --data {shlex.quote(words[0])}"
