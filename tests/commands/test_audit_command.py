@@ -204,6 +204,10 @@ def test_a_replay_passes_and_fails(tmp_path, capsys, monkeypatch):
             ["--audited-examples", "1438", "--method", "membership"],
             "--audited-examples (=1438) must be at most the 1437 training examples",
         ),
+        (
+            ["--method", "membership", "--audited-examples", "50"],
+            "--audited-batch-size (=64) must be at most the 50 audited examples",
+        ),
         (["--audited-steps", "999"], "--audited-steps (=999) must be at most the"),
         (["--method", "one-run", "--canaries", "900"], "canaries (=900) must be at"),
     ],

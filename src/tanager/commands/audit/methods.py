@@ -243,7 +243,12 @@ def _chosen(
         "learning_rates": options.learning_rates,
         "clip_norms": options.clip_norms,
     }
-    return recipe, chosen | {k: v for k, v in asked.items() if v is not None}
+    chosen |= {k: v for k, v in asked.items() if v is not None}
+    batch_size = chosen.get("batch_size", Attack.batch_size)
+    if batch_size > examples:
+        rule = f"must be at most the {examples} audited examples"
+        validate.refuse("audited_batch_size", batch_size, rule)
+    return recipe, chosen
 
 
 def _audited(recipe: Recipe, dataset: Dataset, options: "Options") -> int:

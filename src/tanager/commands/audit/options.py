@@ -126,7 +126,7 @@ class Options:
         """Refuse flags that were given and that the method does not heed."""
         for name, methods in _METHODS.items():
             if name in given and self.method not in methods:
-                rule = f"applies to --method {' and '.join(methods)} alone"
+                rule = f"applies to --method {', '.join(methods)} alone"
                 validate.refuse(name, getattr(self, name), rule, "leave it out")
         solved = recipe.leaves_open or recipe.solver != "dp-sgd"
         if self.method != "membership" or solved:
