@@ -145,6 +145,10 @@ def test_other_settings_in_the_same_folder_are_refused(study, capsys):
         (["--simulation-batch-sizes", "1024"], "at most the target's batch size, 512"),
         (["--epsilon", "0.001", "--noise-multiplier", "1"], "epsilon (=0.001)"),
         (
+            ["--private", "--pruner", "halving"],
+            "--pruner (='halving') does not apply to --private",
+        ),
+        (
             ["--private", "--noise-multiplier", "2"],
             "--noise-multiplier (=2.0) must be left out of a private search",
         ),

@@ -3,7 +3,7 @@
 import dataclasses
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,10 @@ from tanager.search.space import Space
 if TYPE_CHECKING:
     from tanager.search.settings import Settings
     from tanager.search.study import Study, TrialResult
+
+
+_OF_SIMULATIONS = ("simulation_batch_sizes", "repeats", "sampler", "pruner")
+_OF_SIMULATIONS += ("parallel",)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,6 +80,13 @@ class Options:
     """Search privately: a secret number of runs; only the best is released."""
 
     json: flags.Json = False
+
+    def refuse_unused(self, recipe: Recipe, given: Collection[str]) -> None:
+        """Refuse flags of simulations where --private makes none."""
+        for name in _OF_SIMULATIONS if self.private else ():
+            if name in given:
+                rule = "does not apply to --private, which simulates nothing"
+                validate.refuse(name, getattr(self, name), rule, "leave it out")
 
 
 @dataclasses.dataclass(frozen=True)
