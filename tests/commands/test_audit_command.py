@@ -166,13 +166,13 @@ def test_a_part_of_the_data_is_audited_in_spite_of_a_folder_of_features(
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_audit_pictures")
 def test_one_run_audits_the_model_alone(tmp_path, capsys):
-    words = ["audit", "digits", "--method", "one-run", "--steps", "20", "--canaries"]
-    words += ["100", "--model", "linear", "--strategy", "bk", "--seed", "1", "--json"]
+    words = ["audit", "digits", "--method", "one-run", "--steps", "20"]
+    words += ["--model", "linear", "--strategy", "bk", "--seed", "1", "--json"]
     words += ["--noise-multiplier", "1", "--guessed", "0.3"]
     assert main([*words, "--out", str(tmp_path)]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["guesses"]["made"] == 30
-    assert len(found["scores"]["inside"]) + len(found["scores"]["outside"]) == 100
+    assert found["guesses"]["made"] == 108
+    assert len(found["scores"]["inside"]) + len(found["scores"]["outside"]) == 360
     assert found["epsilon_lower_bound"] <= found["trade_off_bound"]
     assert found["trade_off_bound"] < found["claimed_epsilon"]
     page = (tmp_path / "report.html").read_text()

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = {"white-box": 256, "membership": 100, "replay": 24}
 """How many examples an audit trains on by default; all in one run."""
+_CANARIES = 2000
 
 
 def white_box(
@@ -50,11 +51,12 @@ def white_box(
     if asked is not None and asked > steps:
         rule = f"must be at most the mechanism's {steps}"
         validate.refuse("audited_steps", asked, rule)
+    canaries = options.canaries or _CANARIES
     found = audit_white_box(
         task.problem,
         algorithm,
         _runtime(recipe, options),
-        canaries=options.canaries,
+        canaries=canaries,
         examples_each=options.canary_examples,
         confidence=_confidence(options),
         knows_sample=options.knows_sample,
@@ -65,7 +67,7 @@ def white_box(
     return {
         **_bounds(algorithm.mechanism, found),
         "models": 1,
-        "canaries": options.canaries,
+        "canaries": canaries,
         "knows_sample": options.knows_sample,
         "audited_steps": options.audited_steps,
         "noise_multiplier_not_refuted": found.noise_multiplier,
@@ -76,10 +78,11 @@ def one_run(name: str, recipe: Recipe, options: "Options", out: Path) -> dict[st
     """Let mislabelled test images join a run of the recipe, and look at its model."""
     folder = out / "run"
     prepared, task, algorithm = _prepared(name, recipe, folder, options)
-    if options.canaries > len(task.test):
+    canaries = options.canaries or min(_CANARIES, len(task.test))
+    if canaries > len(task.test):
         rule = f"must be at most the {len(task.test)} test images that become canaries"
-        validate.refuse("canaries", options.canaries, rule)
-    chosen = gather(task.test, np.arange(options.canaries))
+        validate.refuse("canaries", canaries, rule)
+    chosen = gather(task.test, np.arange(canaries))
     own = np.asarray(chosen["label"])
     wrong = ((own + 1) % len(prepared.dataset.classes)).astype(own.dtype)
     found = audit_one_run(
@@ -95,7 +98,7 @@ def one_run(name: str, recipe: Recipe, options: "Options", out: Path) -> dict[st
     return {
         **_bounds(algorithm.mechanism, found),
         "models": 1,
-        "canaries": options.canaries,
+        "canaries": canaries,
         "guesses": found.guesses._asdict(),
     }
 

@@ -73,8 +73,9 @@ class Options:
     audited_examples: int | None = None
     """Images, or persons. Default: white-box 256, membership 100, replay 24."""
 
-    canaries: int = 2000
-    """white-box, one-run: number of canaries; about half join the data."""
+    canaries: int | None = None
+    """white-box, one-run: number of canaries; about half join the data. Default: 2000;
+    one-run: all test images if fewer."""
 
     canary_examples: int = 1
     """white-box: examples of each canary: 1, or those of a person (--unit group)."""
@@ -121,6 +122,8 @@ class Options:
     def __post_init__(self):
         if self.audited_examples is not None:
             validate.whole(audited_examples=self.audited_examples, at_least=1)
+        if self.canaries is not None:
+            validate.whole(canaries=self.canaries, at_least=1)
 
     def refuse_unused(self, recipe: Recipe, given: Collection[str]) -> None:
         """Refuse flags that were given and that the method does not heed."""
