@@ -100,8 +100,8 @@ def test_the_plan_is_a_point_and_tan_a_dashed_line(drawn):
 
 def test_svg(tmp_path):
     plan = Plan.solve(1000, batch_size=1, steps=3, noise_multiplier=40.0)
-    plan_figures.plot(plan, str(tmp_path / "plan.SVG"))
-    assert ElementTree.parse(tmp_path / "plan.SVG").getroot().tag.endswith("svg")
+    plan_figures.plot(plan, str(tmp_path / "new/plan.SVG"))
+    assert ElementTree.parse(tmp_path / "new/plan.SVG").getroot().tag.endswith("svg")
 
 
 @pytest.mark.parametrize(("batch_size", "sigma"), [(500, 0.15), (16_384, 9.4)])

@@ -73,7 +73,9 @@ def save(figure: "Figure", path: str | pathlib.Path) -> None:
     """Write a figure as a PNG or SVG file; the same figure gives the same file."""
     from matplotlib import rc_context
 
-    svg = pathlib.Path(path).suffix.lower() == ".svg"
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    svg = path.suffix.lower() == ".svg"
     with rc_context({"svg.hashsalt": "tanager"}):
         figure.savefig(path, dpi=160, metadata=NO_METADATA if svg else None)
 
