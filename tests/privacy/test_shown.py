@@ -27,6 +27,10 @@ def test_four_digits():
     assert [format_epsilon(7.400165), format_bound(7.400165)] == ["7.401", "7.4"]
     assert [format_epsilon(12.4432), format_bound(12.4432)] == ["12.45", "12.44"]
     assert format_epsilon(3.0) == format_bound(3.0) == "3"
+    assert [format_epsilon(123456.7), format_epsilon(1.23456e160)] == [
+        "123500",
+        "1.235e+160",
+    ]
 
 
 def test_a_delta_is_rounded_up_where_a_run_claims_it():

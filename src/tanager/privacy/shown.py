@@ -37,4 +37,5 @@ def _rounded(epsilon: float | None, rounding: str) -> str:
     if epsilon is None or math.isinf(epsilon):
         return "∞"
     digits = Context(prec=4, rounding=rounding)
-    return f"{digits.create_decimal(Decimal(str(epsilon))).normalize():f}"
+    rounded = digits.create_decimal(Decimal(str(epsilon))).normalize()
+    return f"{rounded:f}" if epsilon < 1e9 else f"{rounded:g}"
