@@ -41,6 +41,7 @@ def require(folder: Path, argument: str, name: str, remedy: str) -> Path:
 
 def write_page(page: Path, template: str, **fields: Any) -> Path:
     """Write a page, whole or not at all, from a template; return its path."""
+    page.parent.mkdir(parents=True, exist_ok=True)
     write_text(page, render(template, **fields))
     return page
 

@@ -84,7 +84,6 @@ def write_comparison(runs: Sequence[Path], page: Path) -> Path:
     rows = {name: [each.get(name) for each in settings] for name in names}
     differ = {name: row for name, row in rows.items() if len({*map(repr, row)}) > 1}
     metrics = {str(run): read_metrics(run) for run in runs}
-    page.parent.mkdir(parents=True, exist_ok=True)
     return write_page(
         page,
         "comparison.html",
