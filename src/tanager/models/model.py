@@ -36,7 +36,7 @@ class Model(eqx.Module):
     head: eqx.AbstractVar[Linear]
     mirror: bool = eqx.field(static=True, init=False)
 
-    def __new__(cls, *_: Any, **__: Any) -> "Model":
+    def __new__(cls, *_: Any, **__: Any):
         """Let `mirror` be False, whatever the constructor of a subclass sets."""
         self = super().__new__(cls)
         object.__setattr__(self, "mirror", False)
