@@ -51,7 +51,7 @@ def loss(model: Any, example: Any) -> jax.Array:
 
 def run(model: Any, data: Any, batch_size: int, clip_norm: float, **more: Any):
     """Train without a guarantee; return the model, and its norms in ten parts."""
-    options = {"steps": 200, "learning_rate": 0.5} | more
+    options: dict[str, Any] = {"steps": 200, "learning_rate": 0.5} | more
     mechanism = tanager.Mechanism(batch_size / len(data), 0.1, options["steps"])
     with tempfile.TemporaryDirectory() as folder:
         found = tanager.train(

@@ -21,7 +21,7 @@ import dp_accounting
 import jax
 import numpy as np
 from dp_accounting.pld import PLDAccountant
-from jax_privacy.matrix_factorization import toeplitz  # pyright: ignore
+from jax_privacy.matrix_factorization import toeplitz
 
 
 Data = tuple[np.ndarray, np.ndarray]

@@ -194,8 +194,8 @@ def run(part: Part, seconds: float, options: Options) -> dict[str, Any]:
         output = printed.getvalue()
     else:
         code, output = _apart(part, seconds, options)
-    found = {"code": code, "seconds": round(time.monotonic() - began, 1)}
-    found["command"] = _command(part)
+    taken = round(time.monotonic() - began, 1)
+    found: dict[str, Any] = {"code": code, "seconds": taken, "command": _command(part)}
     lines = output.strip().splitlines()
     with contextlib.suppress(ValueError):
         return found | {"result": json.loads(output)}

@@ -30,9 +30,9 @@ EXAMPLES = {
 
 def peers(one: Mechanism) -> list[str]:
     """Return cells of the table by gdpnum and riskcal, on their grid of 1e-4."""
-    import gdpnum  # pyright: ignore[reportMissingImports]
+    import gdpnum
     from dp_accounting.pld import privacy_loss_distribution
-    from riskcal import analysis  # pyright: ignore[reportMissingImports]
+    from riskcal import analysis
 
     step = privacy_loss_distribution.from_gaussian_mechanism(
         one.noise_multiplier,

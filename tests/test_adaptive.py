@@ -263,5 +263,6 @@ def test_an_algorithm_that_clips_otherwise_does_not_follow(other):
             MECHANISM,
             optax.sgd(0.1),
             delta=1e-3,
-            **{"adaptive": AdaptiveClipping(), **other},
+            adaptive=AdaptiveClipping(),
+            **other,
         )

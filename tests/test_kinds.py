@@ -1,6 +1,6 @@
 """An argument of another kind is refused at once, in one sentence that names it."""
 
-# pyright: reportArgumentType=false
+# pyrefly: ignore-errors[bad-argument-type]
 
 import functools
 import inspect

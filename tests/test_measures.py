@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,7 +120,7 @@ def test_means_over_many_small_classes_have_intervals_that_hold(chance):
     for _ in range(400):
         matrix = np.stack([draw.multinomial(4, row) for row in shares])
         for statistic, value in truth.items():
-            found = measures._combined(matrix, statistic)
+            found: dict[str, Any] = measures._combined(matrix, statistic)
             held[statistic] += found["low"] <= value <= found["high"]
     assert min(held.values()) >= stats.binom.isf(1 - 1e-6, 400, 0.94), held
 

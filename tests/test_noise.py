@@ -157,7 +157,7 @@ def test_float64_parameters_get_float64_and_none_stays_none():
 def test_sums_in_floats_are_refused():
     noise = GaussianNoise(MECHANISM, 0.8, SEED, zeros())
     with pytest.raises(ValueError, match="total must be a sum on the grid"):
-        noise(zeros(), 0)  # pyright: ignore[reportArgumentType]
+        noise(zeros(), 0)  # pyrefly: ignore[bad-argument-type]
 
 
 def test_noise_past_the_horizon_is_refused():

@@ -22,7 +22,7 @@ def test_letters_that_a_terminal_lacks_are_escaped(monkeypatch, name, errors):
     escape_unprintable()
     Console(file=stream).print("ε = 3")
     stream.flush()
-    assert stream.buffer.getvalue().endswith(b"\\u03b5 = 3\n")  # pyright: ignore
+    assert stream.buffer.getvalue().endswith(b"\\u03b5 = 3\n")
 
 
 def test_a_run_says_its_epsilon_on_an_ascii_terminal(monkeypatch):
@@ -33,7 +33,7 @@ def test_a_run_says_its_epsilon_on_an_ascii_terminal(monkeypatch):
         shown.step(1, 0.5)
         shown.say("step 1/10  ε = 0.5")
     stream.flush()
-    assert b"\\u03b5 = 0.5" in stream.buffer.getvalue()  # pyright: ignore
+    assert b"\\u03b5 = 0.5" in stream.buffer.getvalue()
 
 
 def test_another_handler_is_left_as_it_is(monkeypatch):

@@ -68,12 +68,12 @@ def test_whole_numbers_of_any_length_are_checked():
 
 def test_whole():
     validate.whole(steps=0, at_least=0)
-    validate.whole(steps=np.int32(3), at_least=3)  # pyright: ignore[reportArgumentType]
+    validate.whole(steps=np.int32(3), at_least=3)  # pyrefly: ignore[bad-argument-type]
     with refused("steps (=2) must be at least 3: more"):
         validate.whole(steps=2, at_least=3, remedy="more")
     for value in (3.0, True, "3", None):
         with refused(f"steps (={value!r}) must be a whole number"):
-            validate.whole(steps=value, at_least=0)  # pyright: ignore[reportArgumentType]
+            validate.whole(steps=value, at_least=0)  # pyrefly: ignore[bad-argument-type]
 
 
 @pytest.mark.parametrize("array", [np.asarray, jnp.asarray])

@@ -72,11 +72,11 @@ class JaxWorker(protocol.Worker):
 
     def precision(self):
         return {PRECISIONS[name]: name for name in ("float32", "tf32")}[
-            str(jax.config.jax_default_matmul_precision)
+            str(jax.config.jax_default_matmul_precision)  # pyrefly: ignore[missing-attribute]
         ]
 
-    def _count(self, event, seconds, **more):
-        del seconds, more
+    def _count(self, event, duration_secs, **more):
+        del duration_secs, more
         self.compiled += event == "/jax/core/compile/backend_compile_duration"
 
     def build(self):

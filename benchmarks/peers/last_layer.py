@@ -92,7 +92,7 @@ def measure(
         DPSGD(mechanism, optax.sgd(options.learning_rate, _MOMENTUM), delta=1e-5),
         Runtime(physical_batch_size=_ROWS, progress=False),
         out=folder / f"run-{seed}",
-        evaluate=Classification(predict, rows[1], [str(k) for k in range(classes)]),
+        evaluate=Classification(predict, rows[1], tuple(map(str, range(classes)))),
         evaluate_every=every,
         on_metrics=take_turns,
     )

@@ -187,7 +187,7 @@ def _poisson(worker: Worker, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sum(worker: Worker, asked: dict[str, Any]) -> dict[str, Any]:
-    np.savez(asked["to"], **worker.clipped_sum())
+    np.savez(asked["to"], **worker.clipped_sum())  # pyrefly: ignore[bad-argument-type]
     return {}
 
 
@@ -200,7 +200,7 @@ def _train(worker: Worker, asked: dict[str, Any]) -> dict[str, Any]:
             worker.logical(worker.images[taken], worker.labels[taken])
     with np.load(asked["test"]) as test:
         right = worker.logits(test["images"]).argmax(1) == test["labels"]
-    np.savez(asked["to"], **worker.parameters())
+    np.savez(asked["to"], **worker.parameters())  # pyrefly: ignore[bad-argument-type]
     return {"accuracy": float(right.mean())}
 
 

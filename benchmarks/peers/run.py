@@ -144,14 +144,14 @@ def compare(
     }
     by = next((name for name in _LOSSES_OF if name in losses), None)
     for name in losses if by else ():
-        difference = float(abs(losses[name] - losses[by]).max())
+        difference = float(abs(losses[name] - losses[by]).max())  # pyrefly: ignore[bad-index]
         rows[name]["loss_difference"] = difference
         if difference > slack * _SAME_LOSS:
             first = losses[name][:2]
             rows[name]["error"] = f"another function: losses differ, {first}"
     against = next((name for name in _SUMS_OF if name in sums), None)
     for name in sums if against else ():
-        difference = relative(sums[name], sums[against])
+        difference = relative(sums[name], sums[against])  # pyrefly: ignore[bad-index]
         rows[name]["sum_difference"] = difference
         if difference > slack * _SAME_SUM:
             rows[name]["error"] = f"another sum: {difference:.2f} of its length away"
@@ -185,7 +185,8 @@ def lay_out(model: str, rows: int, examples: int, folder: Path) -> dict[str, Any
     labels = generator.integers(10, size=examples, dtype=np.int32)
     np.savez(folder / "data.npz", images=images, labels=labels)
     params = jax_worker.named(jax_worker.create(model, 10, shape))
-    np.savez(folder / "params.npz", **{k: np.asarray(v) for k, v in params.items()})
+    arrays: dict[str, Any] = {k: np.asarray(v) for k, v in params.items()}
+    np.savez(folder / "params.npz", **arrays)
     return {
         "model": model,
         "physical_batch": rows,
@@ -240,10 +241,11 @@ def training(folder: Path, options) -> dict[str, Any]:
     import jax_worker
 
     params = jax_worker.named(jax_worker.create("mlp-small", 10, (64,)))
-    np.savez(folder / "params.npz", **{k: np.asarray(v) for k, v in params.items()})
+    arrays: dict[str, Any] = {k: np.asarray(v) for k, v in params.items()}
+    np.savez(folder / "params.npz", **arrays)
     generator = np.random.default_rng(0)
     rate = _TRAIN["expected_batch"] / len(x)
-    samples = {
+    samples: dict[str, Any] = {
         str(step): np.flatnonzero(generator.random(len(x)) < rate)
         for step in range(_TRAIN["steps"])
     }

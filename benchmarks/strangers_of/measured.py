@@ -60,7 +60,8 @@ def by_hand(loss: Callable) -> Callable:
 
 def one_by_one(loss: Callable, params: Any, batch: Any) -> list[np.ndarray]:
     """Return the leaves of the sum of clipped gradients, by one example at a time."""
-    gradient, total = jax.jit(jax.grad(loss)), 0
+    gradient = jax.jit(jax.grad(loss))
+    total: list[np.ndarray] = []
     for row in range(len(jax.tree.leaves(batch)[0])):
         found = gradient(params, jax.tree.map(lambda leaf, row=row: leaf[row], batch))
         leaves = [np.asarray(g, np.float64) for g in jax.tree.leaves(found)]
@@ -99,6 +100,7 @@ def measure(loss: Callable, params: Any, batch: Any, seconds: float) -> dict[str
         "by hand": by_hand(loss),
     }
     ready, taken = {}, {name: [] for name in sums}
+    options = tanager.compiler_options()
     for name, gradient in sums.items():
 
         def step(params: Any, batch: Any, gradient: Callable = gradient) -> Any:
@@ -106,7 +108,6 @@ def measure(loss: Callable, params: Any, batch: Any, seconds: float) -> dict[str
                 lambda p, g: p - 0.01 * g, params, gradient(params, batch)
             )
 
-        options = tanager.compiler_options()
         started = time.perf_counter()
         lowered = jax.jit(step, compiler_options=options).lower(params, batch)
         ready[name] = lowered.compile()

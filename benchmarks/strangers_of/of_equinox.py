@@ -1,6 +1,7 @@
 """Models of the documentation of Equinox and diffrax."""
 
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -21,7 +22,7 @@ from strangers_of.drawn import (
 KEYS = jax.random.split(jax.random.key(0), 16)
 
 
-def split(model: eqx.Module, apply: Callable, of: Callable, batch: object) -> Stranger:
+def split(model: Any, apply: Callable, of: Callable, batch: object) -> Stranger:
     """Return a stranger whose parameters are the arrays of a module."""
     params, rest = eqx.partition(model, eqx.is_inexact_array)
     return of(lambda p, x: apply(eqx.combine(p, rest), x)), params, batch
@@ -166,10 +167,10 @@ def stacked() -> Stranger:
     """Layers made by `filter_vmap` and run by `lax.scan`, as "tricks" shows."""
     model = eqx.filter_vmap(lambda key: eqx.nn.Linear(128, 128, key=key))(KEYS[:4])
 
-    def apply(m: eqx.Module, x: jax.Array) -> jax.Array:
+    def apply(m: Any, x: jax.Array) -> jax.Array:
         slices, rest = eqx.partition(m, eqx.is_array)
 
-        def step(x: jax.Array, one: eqx.Module) -> tuple:
+        def step(x: jax.Array, one: Any) -> tuple:
             return jnp.tanh(eqx.combine(one, rest)(x)), None
 
         return lax.scan(step, x, slices)[0]
@@ -200,7 +201,7 @@ def neural_ode() -> Stranger:
 
     model = eqx.nn.MLP(2, 2, 64, 2, jax.nn.softplus, key=KEYS[0])
 
-    def apply(m: eqx.Module, x: jax.Array) -> jax.Array:
+    def apply(m: Any, x: jax.Array) -> jax.Array:
         return diffrax.diffeqsolve(
             diffrax.ODETerm(lambda t, y, args: m(y)),
             diffrax.Tsit5(),

@@ -180,7 +180,7 @@ class LinenEncoder(nn.Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         x = nn.Embed(1000, 64)(tokens)
         y = nn.LayerNorm()(x)
-        x = x + nn.MultiHeadDotProductAttention(4)(y, y)
+        x = x + nn.MultiHeadDotProductAttention(4)(y, y)  # pyrefly: ignore[unsupported-operation]
         y = nn.LayerNorm()(x)
         x = x + nn.Dense(64)(nn.gelu(nn.Dense(256)(y)))
         return nn.Dense(1000)(x)

@@ -39,7 +39,7 @@ def vae(x: jax.Array) -> jax.Array:
     return jax.nn.sigmoid(hk.Linear(784)(jax.nn.relu(hk.Linear(512)(latent))))
 
 
-def recurrent(tokens: jax.Array) -> jax.Array:
+def recurrent(tokens: jax.Array) -> Any:
     """The character model: two LSTM layers with skips, unrolled by `dynamic_unroll`."""
     core = hk.DeepRNN([hk.LSTM(64), jax.nn.relu, hk.LSTM(64), hk.nets.MLP([128])])
     inputs = jax.nn.one_hot(tokens, 128)

@@ -77,7 +77,7 @@ _HOMES = {name: home for home, names in _NAMES.items() for name in names}
 _MODULES = {"data": "data", "models": "models", "tan": "privacy.tan"}
 
 __all__ = ["__version__", "tan"]
-__all__ += list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ += list(_HOMES)  # pyrefly: ignore[unresolvable-dunder-all]
 
 
 def __getattr__(name: str) -> Any:

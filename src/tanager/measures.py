@@ -342,7 +342,7 @@ def _lowest(area: float, count: int, total: int) -> float:
         return (area - true) ** 2 - times**2 * variance
 
     most = min(area, 1 - 1e-9)
-    return optimize.brentq(beyond, 0.0, most) if area > 0 else 0.0  # pyright: ignore
+    return optimize.brentq(beyond, 0.0, most) if area > 0 else 0.0
 
 
 def _combined(

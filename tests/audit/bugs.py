@@ -98,7 +98,7 @@ def noise_of_the_step_counter_only(patch):
 
 def the_same_noise_in_every_leaf(patch):
     def limb(tree):
-        largest = max(jax.tree.leaves(tree), key=np.size).ravel()
+        largest = max(jax.tree.leaves(tree), key=lambda leaf: leaf.size).ravel()
         return jax.tree.map(lambda leaf: np.resize(largest, leaf.shape), tree)
 
     _drawing(patch, lambda draw, *words: Whole(*map(limb, draw(*words)[:2])))
@@ -321,7 +321,7 @@ def clipped_to_the_first_norm(patch):
     def of(self, grad_fn, *rest):
         call = type(grad_fn).__call__
 
-        class First(type(grad_fn)):
+        class First(type(grad_fn)):  # pyrefly: ignore[invalid-inheritance]
             def __call__(self, *arguments, clip_norm, keys):
                 del clip_norm, keys
                 return call(self, *arguments)

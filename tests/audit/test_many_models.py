@@ -102,7 +102,7 @@ def test_each_is_the_model_that_train_makes(small, images, rate, options, number
     told = []
     params = many.train(secrets, rates, np.zeros((2, 24), bool), told.append)
     assert told == [1, 2, 3]
-    assert many._update._jitted._cache_size() == 1  # pyright: ignore
+    assert many._update._jitted._cache_size() == 1  # pyrefly: ignore[missing-attribute]
     some = jnp.asarray(images[0][:3]), images[1][:3]
     losses = many.losses(params, some)
     assert losses.shape == (2, 3)

@@ -5,6 +5,7 @@ import gc
 import json
 import math
 import weakref
+from typing import Any
 
 import bugs
 import jax
@@ -40,9 +41,10 @@ def with_momentum(learning_rate):
 
 @pytest.fixture(scope="module")
 def membership(regression):
-    def audit(canaries=FAR, data=regression, **options):
-        options = {"models": 400, "batch_size": 30, "epsilon": 6.0, "seed": 1} | options
-        options = {"confidence": 0.95, "models_at_once": 50, "strategy": "bk"} | options
+    def audit(canaries=FAR, data=regression, **changes):
+        options: dict[str, Any] = {"models": 400, "batch_size": 30, "epsilon": 6.0}
+        options |= {"confidence": 0.95, "models_at_once": 50, "strategy": "bk"}
+        options |= {"seed": 1} | changes
         fields = {field.name for field in dataclasses.fields(Attack)} & options.keys()
         attack = Attack(delta=0.01, **{name: options.pop(name) for name in fields})
         account = options.pop("account", None)
@@ -125,7 +127,7 @@ TWO_PHASES |= {"models_at_once": 8, "sweep_models": 32}
 @pytest.fixture(scope="module")
 def whole(membership):
     """What an audit in two phases found, and in which order it trained and told."""
-    order = []
+    order: list[Any] = []
     train = ManyModels.train
 
     def trained(self, *given):
@@ -182,7 +184,7 @@ def test_a_loss_that_fails_is_refused_in_plain_words(regression):
     def pair(params, example):
         return loss(params, example), 0
 
-    problem = Problem(pair, {"w": jnp.zeros(5)}, regression)  # pyright: ignore
+    problem = Problem(pair, {"w": jnp.zeros(5)}, regression)  # pyrefly: ignore[bad-argument-type]
     attack = Attack(epsilon=6.0, delta=0.01, batch_size=30, **ONE)
     with pytest.raises(ValueError, match="loss"):
         audit_membership(problem, attack, FAR, models=40, seed=1)

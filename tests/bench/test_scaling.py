@@ -1,4 +1,5 @@
 import re
+from typing import Any
 
 import jax
 import numpy as np
@@ -37,7 +38,8 @@ def bench(monkeypatch):
             return done, stopped
 
         monkeypatch.setattr(scaling, "in_turns", planted)
-        settings = {"physical_batch": 8, "chunks": 3, "devices": (2, 1)} | options
+        settings: dict[str, Any] = {"physical_batch": 8, "chunks": 3}
+        settings |= {"devices": (2, 1)} | options
         return scaling.bench_scaling(WORKLOAD, ("sgd", "bk"), **settings)
 
     return run

@@ -381,7 +381,7 @@ def quadratic_grad(*, clip_norm: Any = 2.5, **options):
 def test_validate_args_overlap():
     """Parameters and examples are arguments of their own, and cannot overlap."""
     with pytest.raises(TypeError):
-        quadratic_grad()(W)  # pyright: ignore[reportCallIssue]
+        quadratic_grad()(W)  # pyrefly: ignore[missing-argument]
 
 
 def test_validate_args_empty_batch():

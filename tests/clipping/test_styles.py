@@ -3,6 +3,7 @@
 import functools
 import math
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -261,8 +262,9 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_arguments_are_refused_in_one_message(name):
     options, message = BAD[name]
+    given: dict[str, Any] = {"clip_norm": 1.0} | options
     with pytest.raises(ValueError, match=re.escape(message)):
-        clipped_grad(scaled, **{"clip_norm": 1.0} | options)(PARAMS, far(1.0))
+        clipped_grad(scaled, **given)(PARAMS, far(1.0))
     with pytest.raises(ValueError, match="gamma"):
         Style("automatic", gamma=0.0)
 

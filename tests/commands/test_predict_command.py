@@ -4,12 +4,14 @@ import csv
 import io
 import json
 import re
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import tanager
+from tanager import models
 from tanager.cli import main
 from tanager.commands import evaluate
 
@@ -174,7 +176,7 @@ def with_preprocessing():
     (tmp_path / "model/config.json").write_text(
         json.dumps({"tanager": {"model": None, "classes": None} | described})
     )
-    tanager.models.weights.save(
+    models.save_weights(
         {"w": np.ones((16, 3), np.float32)}, tmp_path / "model/model.safetensors"
     )
     monkeypatch.chdir(tmp_path)
@@ -241,7 +243,9 @@ def test_evaluation_sees_the_pixels_that_prediction_sees(run, tmp_path, kind):
     labels = np.arange(8) % 2
     if kind == "arrays":
         parts = {"images": pixels, "labels": labels}
-        both = {f"{s}_{name}": part for s in SPLIT for name, part in parts.items()}
+        both: dict[str, Any] = {
+            f"{s}_{name}": part for s in SPLIT for name, part in parts.items()
+        }
         np.savez(tmp_path / "data.npz", **both)
     for number, one in enumerate(pixels if kind == "files" else ()):
         for split in SPLIT:

@@ -43,7 +43,7 @@ def test_a_terminal_shows_the_step_of_the_run():
     shown = Watching(2, [], screen)
     with shown.bar:
         shown.line("trial 0", {"step": 25, "test_accuracy_ema": 0.25}, 100)
-    assert "trial 0: step 25/100, 25.0 %" in screen.file.getvalue()  # pyright: ignore
+    assert "trial 0: step 25/100, 25.0 %" in screen.file.getvalue()  # pyrefly: ignore[missing-attribute]
 
 
 def test_runs_made_before_are_not_shown_again(tmp_path, monkeypatch):

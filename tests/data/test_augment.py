@@ -155,7 +155,7 @@ def test_without_a_flip_it_is_the_same_view_or_its_mirror_image(kind):
     image = photograph(24, 24)
 
     def run(flip):
-        augment = dataclasses.replace(KINDS[kind](), flip=flip)
+        augment = dataclasses.replace(KINDS[kind](), flip=flip)  # pyrefly: ignore[unexpected-keyword]
         key = jax.random.key(0)
         return np.asarray(jax.jit(lambda key: views(augment, key, image, 20))(key))
 

@@ -159,7 +159,7 @@ def test_options_are_those_of_data_in_memory(tmp_path, write):
             np.testing.assert_array_equal(*(batch[leaf] for batch in batches))
     source = one.train
     assert isinstance(source, StreamedSource)
-    labels = source.labels  # pyright: ignore[reportAttributeAccessIssue]
+    labels = source.labels  # pyrefly: ignore[missing-attribute]
     np.testing.assert_array_equal(labels, everything(source)["label"])
     assert len(source.identity()) == 32
 

@@ -3,6 +3,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,7 +91,8 @@ def test_nor_among_files_named_by_their_class(tmp_path, split):
 
 def test_nor_in_arrays(tmp_path):
     """An npz file holds both, and is not two files."""
-    arrays = {"train_images": np.zeros((8, 4, 4), np.uint8), "train_labels": [0, 1] * 4}
+    arrays: dict[str, Any] = {"train_images": np.zeros((8, 4, 4), np.uint8)}
+    arrays["train_labels"] = [0, 1] * 4
     for name, array in arrays.items():
         np.save(tmp_path / f"{name}.npy", array)
         os.symlink(f"{name}.npy", tmp_path / f"{name.replace('train', 'test')}.npy")

@@ -110,7 +110,7 @@ def from_one(path):
 
 def medmnist(path):
     parts = {"train": range(8), "val": range(2), "test": range(8, COUNT)}
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for split, numbers in parts.items():
         arrays[f"{split}_images"] = np.stack([image(n) for n in numbers])
         arrays[f"{split}_labels"] = np.array([[n % 2] for n in numbers], np.uint8)

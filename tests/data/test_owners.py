@@ -1,5 +1,7 @@
 """Owners of images: from folders and columns, and splits by person."""
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -70,7 +72,8 @@ def parquet(path, owners, **more):
     rows = rows.append_column("patient", owners)
     for split in ("train", "test"):
         pq.write_table(rows, path / f"{split}.parquet")
-    return load("folder", path, **{"image_size": 8, "groups": "patient"} | more)
+    options: dict[str, Any] = {"image_size": 8, "groups": "patient"} | more
+    return load("folder", path, **options)
 
 
 def test_a_column_has_the_owners(tmp_path):

@@ -90,7 +90,7 @@ def same_law(one, two):
     if table.shape[1] < 2:
         return 1.0
     test = stats.chi2_contingency(table)
-    return test.pvalue  # pyright: ignore[reportAttributeAccessIssue]
+    return test.pvalue
 
 
 def features(boxes, height, width):

@@ -51,7 +51,7 @@ def test_array_source_gives_the_rows():
         assert example["label"].dtype == np.int32
         assert int(example["label"]) == index
         np.testing.assert_array_equal(example["image"], data["image"][index])
-    assert len(list(iter(source))) == 6  # pyright: ignore[reportArgumentType]
+    assert len(list(iter(source))) == 6
 
 
 @pytest.mark.parametrize("make", [ArraySource, lambda data: Listed(examples_of(data))])

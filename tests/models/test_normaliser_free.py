@@ -87,7 +87,9 @@ def test_logits_are_timms_from_the_same_weights(case, build, options):
     with jax.enable_x64(True):
         # In float64 before their layouts scale them.
         model = parity.fill(
-            shapes, table, lambda *of: np.asarray(draw.tensor(*of), np.float64)
+            shapes,
+            table,
+            lambda name, shape: np.asarray(draw.tensor(name, shape), np.float64),
         )
         logits = _run(model, _image(*expected["image"]))
     assert logits.dtype == jnp.float64

@@ -284,7 +284,7 @@ def refused():
     return "nothing"
 
 
-PATHS = {
+PATHS: dict[int, list[Any]] = {
     2: [placed, by_pmap],
     3: [rows_constrained, by_run],
     4: [shares_constrained, results_asked_for],

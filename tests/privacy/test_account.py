@@ -62,7 +62,7 @@ def by_dp_accounting():
 def check_three_runs(path):
     total = charged(path).read().total(DELTA)
     assert (total.adjacency, total.accountant) == ("zero-out", "pld")
-    by_hand = [dataclasses.replace(one, adjacency="zero-out") for one in THREE]
+    by_hand = [dataclasses.replace(one, adjacency=Adjacency.ZERO_OUT) for one in THREE]
     assert total.epsilon == accountant.composed_epsilon(by_hand, DELTA)
     assert total.epsilon == pytest.approx(by_dp_accounting(), rel=1e-3)
     alone = [accountant.epsilon(one, DELTA) for one in by_hand]

@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import math
 import re
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -52,7 +53,7 @@ def name(request):
 def test_less_privacy_costs_more(name):
     spent = accountant.epsilon(SMALL, 1e-5, name)
     assert 0 < spent < math.inf
-    worse = (
+    worse: tuple[dict[str, Any], ...] = (
         {"sample_rate": 0.02},
         {"noise_multiplier": 1.0},
         {"steps": 300},

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 import time
+from typing import Any
 
 import pytest
 
@@ -86,7 +87,7 @@ def test_any_accountant_can_be_asked(name, by):
     check_best(name, found, 3.0, 1e-5, by)
 
 
-TARGETS = {
+TARGETS: dict[str, dict[str, Any]] = {
     "advantage": {"advantage": 0.2},
     "tpr_at_1_percent": {"tpr": 0.023, "fpr": 0.01},
     "tpr_at_0_1_percent": {"tpr": 0.5, "fpr": 0.001},
@@ -103,13 +104,13 @@ TARGETS = {
     ],
 )
 def test_a_risk_can_be_the_target(name, target):
-    known = {"sample_rate": 0.05, "noise_multiplier": 1.5, "steps": 800}
+    known: dict[str, Any] = {"sample_rate": 0.05, "noise_multiplier": 1.5, "steps": 800}
     del known[name]
     budget = next(iter(TARGETS[target].values()))
     found = calibrate(**TARGETS[target], **known)
     assert getattr(risk(found), target) <= budget
-    further = _FURTHER[name](getattr(found, name))
-    beyond = dataclasses.replace(found, **{name: further})
+    further: dict[str, Any] = {name: _FURTHER[name](getattr(found, name))}
+    beyond = dataclasses.replace(found, **further)
     assert getattr(risk(beyond), target) > budget
 
 
@@ -229,8 +230,9 @@ def test_millions_of_steps():
     ],
 )
 def test_what_cannot_be_is_refused(known, message):
+    given: dict[str, Any] = {"epsilon": 1.0, "delta": 1e-5, **known}
     with pytest.raises(ValueError, match=re.escape(message)):
-        calibrate(**{"epsilon": 1.0, "delta": 1e-5, **known})
+        calibrate(**given)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from tanager.privacy.mechanism import Adjacency, Mechanism
 def test_the_adjacency_is_explicit_and_zeroes_out_by_default():
     mechanism = Mechanism(0.1, 1.0, 10)
     assert mechanism.adjacency is Adjacency.ZERO_OUT
-    replaced = Mechanism(0.1, 1.0, 10, "replace-one")  # pyright: ignore[reportArgumentType]
+    replaced = Mechanism(0.1, 1.0, 10, "replace-one")  # pyrefly: ignore[bad-argument-type]
     assert replaced.adjacency is Adjacency.REPLACE_ONE
     assert str(replaced.adjacency) == "replace-one"
 

@@ -2,6 +2,7 @@ import dataclasses
 import json
 import math
 import re
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,8 @@ from tanager.privacy.risk import risk
 from tanager.privacy.shown import format_epsilon
 
 
-CIFAR = {"examples": 50_000, "batch_size": 4096, "steps": 2500, "noise_multiplier": 3.0}
+CIFAR: dict[str, Any] = {"examples": 50_000, "batch_size": 4096}
+CIFAR |= {"steps": 2500, "noise_multiplier": 3.0}
 
 
 def pld(plan):
@@ -59,7 +61,7 @@ def test_every_number_is_of_the_same_mechanism():
     ],
 )
 def test_any_one_of_four_is_solved_for(missing, adjacency):
-    values = {"batch_size": 500, "steps": 300, "noise_multiplier": 1.1}
+    values: dict[str, Any] = {"batch_size": 500, "steps": 300, "noise_multiplier": 1.1}
     full = Plan.solve(50_000, **values, adjacency=adjacency)
     values["epsilon"] = full.epsilon["pld"]
     del values[missing]

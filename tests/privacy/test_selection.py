@@ -10,7 +10,7 @@ from scipy import stats
 
 from tanager.privacy import accountant
 from tanager.privacy.calibrate import calibrate
-from tanager.privacy.mechanism import Mechanism
+from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.selection import PrivateSearch, Selection
 from tanager.seed import Seed
 
@@ -189,7 +189,7 @@ def test_without_noise_nothing_is_private():
         (lambda: Selection(2, math.nan), r"shape \(=nan\) must be a number"),
         (
             lambda: PrivateSearch(
-                dataclasses.replace(RUN, adjacency="replace-one"), Selection(2)
+                dataclasses.replace(RUN, adjacency=Adjacency.REPLACE_ONE), Selection(2)
             ),
             "adjacency .*has no RDP bound",
         ),

@@ -1,6 +1,7 @@
 """Recipes on a few small images of noise."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ def alike(recipe, physical_batch_size):
     """The recipe with the numbers that programs do not depend on: many then are one."""
     recipe = automatic.resolved(recipe)
     own = recipe.dataset in ("digits", "mnist")
-    fields = NUMBERS | {
+    fields: dict[str, Any] = NUMBERS | {
         "dataset": recipe.dataset if own else "folder",
         "physical_batch_size": physical_batch_size,
         "augmentation_multiplicity": min(recipe.augmentation_multiplicity, 2),

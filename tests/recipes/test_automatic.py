@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -132,7 +133,8 @@ def test_a_network_from_scratch_follows_from_n_and_epsilon(
     assert "features" not in reasons["learning_rate"]
     named = {"batch_size": 7, "steps": 9, "learning_rate": 3.0, "clip_norm": 0.5}
     for name, value in named.items():
-        one = dataclasses.replace(given, **{name: value})
+        change: dict[str, Any] = {name: value}
+        one = dataclasses.replace(given, **change)
         one = heads.resolved(automatic.resolved(one), examples, 100)
         assert getattr(one, name) == value
         assert not one.leaves_open
@@ -151,7 +153,7 @@ def test_a_network_from_scratch_follows_from_n_and_epsilon(
 def test_more_than_the_last_layer_of_weights_follows_from_n_and_epsilon(
     fine_tune, examples, epsilon, batch, rate
 ):
-    lite0 = dict.fromkeys(("model", "weights"), "efficientnet-lite0")
+    lite0: dict[str, Any] = dict.fromkeys(("model", "weights"), "efficientnet-lite0")
     given = {"fine_tune": fine_tune, "epsilon": epsilon}
     given = dataclasses.replace(FOLDER, **lite0, **given)
     found = heads.resolved(automatic.resolved(given), examples, 100)
@@ -215,7 +217,8 @@ def test_dead_leaves_take_one_rule_at_every_size(examples, rate):
 
 
 def test_steps_are_chosen_beside_a_batch_size_and_a_learning_rate_that_are_given():
-    given = {"solver": "dp-sgd", "batch_size": 30, "learning_rate": 2.5}
+    given: dict[str, Any] = {"solver": "dp-sgd", "batch_size": 30}
+    given["learning_rate"] = 2.5
     recipe = dataclasses.replace(FOLDER, model="dead-leaves-linear", **given)
     recipe = dataclasses.replace(recipe, epsilon=4.0)
     found = heads.resolved(automatic.resolved(recipe), 1000, 3200)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from typing import Any
 
 import pytest
 
@@ -162,7 +163,7 @@ def test_replace_one_costs_more_noise():
 
 
 def test_the_accountant_is_whose_epsilon_keeps_the_budget():
-    solved = {"solve_for": "noise_multiplier", "accountant": "rdp"}
+    solved: dict[str, Any] = {"solve_for": "noise_multiplier", "accountant": "rdp"}
     recipe = dataclasses.replace(DIGITS, **solved)
     by_rdp = solve_budget(recipe, 1437)
     by_pld = solve_budget(dataclasses.replace(recipe, accountant="pld"), 1437)
@@ -172,4 +173,4 @@ def test_the_accountant_is_whose_epsilon_keeps_the_budget():
     with pytest.raises(ValueError, match="has no RDP bound"):
         solve_budget(dataclasses.replace(recipe, adjacency="replace-one"), 1437)
     with pytest.raises(ValueError, match="accountant"):
-        dataclasses.replace(recipe, accountant="tan")
+        dataclasses.replace(recipe, accountant="tan")  # pyrefly: ignore[bad-argument-type]

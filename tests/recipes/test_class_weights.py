@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import jax
 import numpy as np
@@ -97,12 +98,13 @@ def test_planted_noise_that_is_solved_for_without_the_counts(monkeypatch):
 
 
 def test_counts_are_part_of_epsilon_whatever_is_solved_for():
-    given = {"noise_multiplier": 4.0, "steps": 3, "solve_for": "epsilon"}
+    given: dict[str, Any] = {"noise_multiplier": 4.0, "steps": 3}
+    given["solve_for"] = "epsilon"
     alone = dataclasses.replace(BALANCED, class_weights={}, **given)
     both = dataclasses.replace(BALANCED, **given)
     less, more = (solve_budget(each, 1000, 10) for each in (alone, both))
     assert less.epsilon < more.epsilon < 1.04 * less.epsilon
-    exact = {"solve_for": "nothing", "epsilon": less.epsilon}
+    exact: dict[str, Any] = {"solve_for": "nothing", "epsilon": less.epsilon}
     solve_budget(dataclasses.replace(alone, **exact), 1000, 10)
     with pytest.raises(ValueError, match="is less than these settings spend"):
         solve_budget(dataclasses.replace(both, **exact), 1000, 10)

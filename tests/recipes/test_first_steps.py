@@ -8,6 +8,7 @@ networks of full size build is `tests/models`.
 import dataclasses
 import functools
 import json
+from typing import Any
 from unittest import mock
 
 import equinox as eqx
@@ -62,7 +63,7 @@ def _efficientnet(image_shape, **options):
         )
 
 
-SHALLOW = {
+SHALLOW: dict[str, tuple[str, Any]] = {
     "wrn": ("wrn-16-4", _wrn),
     "nf": ("nf-resnet-50", _nf),
     "nfnet": (
@@ -150,8 +151,9 @@ def step_once(text, folder):
 @pytest.mark.parametrize("entry", one_of_each(ENTRIES))
 def test_the_first_step_runs(entry, first_step, monkeypatch):
     recipe = alike(automatic.resolved(entry.recipe))
-    name, builder = SHALLOW.get(recipe.model.partition("-")[0], (None, None))
-    if name is not None:
+    family = recipe.model.partition("-")[0]
+    if family in SHALLOW:
+        name, builder = SHALLOW[family]
         shallow = dataclasses.replace(zoo.find(name), builder=builder)
         monkeypatch.setitem(zoo.ENTRIES, name, shallow)
     before, after, whole, dropped = first_step(json.dumps(recipe.to_json()))

@@ -5,7 +5,7 @@ import io
 import json
 import math
 import re
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -308,7 +308,8 @@ def test_listing_has_a_row_for_each_recipe():
 def test_examples_chosen_by_rank_are_refused_where_their_number_is_private():
     """With one more, another is left out: two differ, and ε is of one."""
     recipe = Recipe(**MINIMAL)
-    hidden = {"adjacency": "add-or-remove-one", "declared_examples": 1000}
+    hidden: dict[str, Any] = {"adjacency": "add-or-remove-one"}
+    hidden["declared_examples"] = 1000
     assert dataclasses.replace(recipe, **hidden).public_size(1200) == 1000
     for name in ("train_examples", "validation_examples"):
         chosen = dataclasses.replace(recipe, **hidden | {name: 500})

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -117,7 +118,9 @@ def test_what_is_written_in_a_home_folder_is_where_it_was_looked_for(
 ):
     """A shell leaves ~ in --out=~/run; a folder of that name held the secrets."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    written = {name: f"~/{name}" for name in ("out", "features", "account")}
+    written: dict[str, Any] = {
+        name: f"~/{name}" for name in ("out", "features", "account")
+    }
     start = recipes.get("folder").recipe
     recipe = dataclasses.replace(start, data=str(tmp_path / "photos"), **written)
     for name in written:
@@ -197,8 +200,8 @@ def test_a_default_folder_that_cannot_be_made_is_named(
 
 
 def test_the_flag_for_clipping_reaches_the_algorithm():
-    styles = {"clip": "clip", "automatic": "automatic", "adaptive": "clip"}
-    for clipping, style in styles.items():
+    styles = ("clip", "clip"), ("automatic", "automatic"), ("adaptive", "clip")
+    for clipping, style in styles:
         recipe = dataclasses.replace(recipes.get("digits").recipe, clipping=clipping)
         made = runner.algorithm(runner.prepare("digits", recipe), 1437)
         assert made.clipping_style.name == style
@@ -273,8 +276,8 @@ def test_the_demo_reaches_what_a_linear_model_does(demo):
 
 def test_accuracy_on_training_examples_is_told_to_who_asks(tmp_path):
     recipe = recipes.get("digits").recipe
-    fields = {"model": "linear", "steps": 2, "evaluate_every": 2, "seed": 1}
-    fields |= {"noise_multiplier": 2.0, "solve_for": "epsilon"}
+    fields: dict[str, Any] = {"model": "linear", "steps": 2, "evaluate_every": 2}
+    fields |= {"noise_multiplier": 2.0, "solve_for": "epsilon", "seed": 1}
     fields |= {"out": str(tmp_path / "run")}
     prepared = runner.prepare("digits", dataclasses.replace(recipe, **fields))
     told = []

@@ -4,6 +4,7 @@ import functools
 import html.parser
 import json
 import math
+from typing import Any
 
 import pytest
 import written
@@ -61,7 +62,7 @@ def run_files(*, seed=None, noise=1.7, adjacency="zero-out", classes=None):
     mechanism = Mechanism(256 / 1437, noise, 200, Adjacency(adjacency))
     delta = 1e-4
     epsilon = spent(mechanism, delta, "pld")
-    config = {
+    config: dict[str, Any] = {
         "recipe": {
             "name": "digits",
             "seed": seed,

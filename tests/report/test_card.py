@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ CONFIG = {
         "changes": ["head as created"],
     },
 }
-WAYS = {"weights": "average", "format": "tanager", "licence": None}
+WAYS: dict[str, Any] = {"weights": "average", "format": "tanager", "licence": None}
 
 
 def card(config=CONFIG, result=RESULT, **ways):

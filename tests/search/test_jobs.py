@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from typing import Any
 
 import pytest
 
@@ -39,9 +40,9 @@ def test_a_killed_simulation_is_complete_once_its_model_is_deleted(
 
 def test_runs_share_the_features_of_frozen_layers(tmp_path, monkeypatch):
     """They are computed once, and deleted when the last run has ended."""
-    fields = {"model": "scattering-linear", "fine_tune": "last-layer", "steps": 2}
+    fields: dict[str, Any] = {"model": "scattering-linear", "steps": 2}
     fields |= {"batch_size": 32, "validation_examples": 20, "evaluate_every": 2}
-    fields |= {"train_examples": 60}
+    fields |= {"train_examples": 60, "fine_tune": "last-layer"}
     fields |= {"noise_multiplier": 1.0, "epsilon": None, "solve_for": None, "seed": 0}
     recipe = dataclasses.replace(recipes.get("digits").recipe, **fields)
     first = Job(tmp_path / "run", recipe, "digits", tmp_path / "features")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -38,10 +39,11 @@ def loss(params, example):
 def run(out, account=None, grouped=False, labels=LABELS, **changes):
     data = Grouped(DATA, OWNERS) if grouped else DATA
     problem = Problem(loss, jnp.zeros((2, K)), data, account=account)
-    settings = {"delta": DELTA, "ema_decay": 0.0, "class_counts": COUNTS}
+    settings: dict[str, Any] = {"delta": DELTA, "ema_decay": 0.0}
+    settings |= {"class_counts": COUNTS} | changes
     return train(
         class_weights.balanced(problem, lambda: labels, K),
-        DPSGD(STEPS, OPTIMIZER, **(settings | changes)),
+        DPSGD(STEPS, OPTIMIZER, **settings),
         Runtime(physical_batch_size=16, strategy="per_example", progress=False),
         out=out,
     )

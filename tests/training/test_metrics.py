@@ -2,7 +2,7 @@
 
 import json
 
-from tensorboardX.proto.event_pb2 import Event  # pyright: ignore
+from tensorboardX.proto.event_pb2 import Event
 
 from tanager._reading import read_json_lines
 from tanager.training.metrics import Metrics

@@ -33,7 +33,7 @@ def test_devices_wait_only_where_they_have_nothing_to_compute(
     clock = Clock([])
     for _ in range(2):
         for _ in clock.waiting(batches()):
-            clock.running(Running(ready))  # pyright: ignore[reportArgumentType]
+            clock.running(Running(ready))  # pyrefly: ignore[bad-argument-type]
         now[0] += 2  # to finish computing
         clock.tick()
     # Of four seconds between the two ticks: both batches, or the first of the step.

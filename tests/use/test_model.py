@@ -5,6 +5,7 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -251,10 +252,10 @@ def test_a_model_of_your_own_code_is_loaded_again(tmp_path):
     with pytest.raises(
         ValueError, match=r"code \(='function'\) must be \(params, pred"
     ):
-        tanager.load(exported, code=logits_of)  # pyright: ignore[reportArgumentType]
+        tanager.load(exported, code=logits_of)  # pyrefly: ignore[bad-argument-type]
     loaded = tanager.load(exported, code=(CODE, logits_of))
     with pytest.raises(ValueError, match=r"examples .* predict\(params, array\)"):
-        loaded.logits({"image": images[:1]})  # pyright: ignore[reportArgumentType]
+        loaded.logits({"image": images[:1]})  # pyrefly: ignore[bad-argument-type]
     named = tanager.load(exported, code=(CODE, logits_of), classes=("x", "y"))
     with pytest.raises(ValueError, match="one logit for each of 2 classes"):
         named.predict(images[0])
@@ -271,7 +272,7 @@ class Own(nnx.Module):
         return self.head(self.drop(self.norm(self.body(jnp.ravel(image)))))
 
 
-def own_modules():
+def own_modules() -> dict[str, tuple[Any, Any]]:
     in_linen, key = linen.Sequential([jnp.ravel, linen.Dense(3)]), jax.random.key(0)
     layers = [eqx.nn.Lambda(jnp.ravel), eqx.nn.Linear(16, 3, key=key)]
     own = eqx.nn.inference_mode(eqx.nn.Sequential([*layers, eqx.nn.Dropout(0.5)]))

@@ -50,7 +50,7 @@ def trained_with(
     if callable(trainable):
         numbers = eqx.filter(params, eqx.is_inexact_array)
         trainable = jax.tree.map(trainable, numbers)
-    return Canaries(trainable, True)  # pyright: ignore[reportArgumentType]
+    return Canaries(trainable, True)  # pyrefly: ignore[bad-argument-type]
 
 
 def with_canaries(loss: Callable[[Any, Any], Array], clip_norm: float) -> Callable:
@@ -119,7 +119,7 @@ def listening(
 
     return optax.GradientTransformation(
         init,
-        update,  # pyright: ignore[reportArgumentType]
+        update,  # pyrefly: ignore[bad-argument-type]
     )
 
 

@@ -159,10 +159,10 @@ class ScoreAudit:
     def _counts(self) -> tuple[np.ndarray, np.ndarray]:
         """Return false and true positives, from the highest threshold to the lowest."""
         places = np.unique(np.concatenate([self.inside, self.outside]))[::-1]
-        return tuple(
+        return tuple(  # pyrefly: ignore[bad-return]
             np.append(0, len(of) - np.searchsorted(np.sort(of), places))
             for of in (self.outside, self.inside)
-        )  # pyright: ignore[reportReturnType]
+        )
 
     def _hull(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the same on the concave hull.

@@ -154,7 +154,7 @@ def bench_scaling(
     rows = []
     for pair, found in measured.items():
         mine = parts[pair.devices]
-        row = {
+        row: dict[str, Any] = {
             "strategy": pair.strategy,
             "devices": pair.devices,
             "examples": pair.devices * physical_batch * mine,

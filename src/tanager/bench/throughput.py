@@ -181,7 +181,7 @@ def bench_throughput(
         }
         for name, found in measured.items():
             untimed = None if found.seconds else "stopped before it was timed"
-            row = {"strategy": name, "physical_batch": size}
+            row: dict[str, Any] = {"strategy": name, "physical_batch": size}
             row |= _estimated(rates.get(name))
             row["relative_throughput"] = _ratio(rates.get(name), rates.get(SGD))
             row["first_batch_seconds"] = found.compile_seconds

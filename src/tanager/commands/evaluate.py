@@ -261,7 +261,8 @@ def _read(
 
     given = {name: getattr(options, name) for name in _OF_DATA}
     given = {name: value for name, value in given.items() if value is not None}
-    fields = {"uncertain": "refuse", **recorded, "multi_label": model.multi_label}
+    fields: dict[str, Any] = {"uncertain": "refuse", **recorded}
+    fields["multi_label"] = model.multi_label
     if options.labels is not None:
         fields["labels_from_name"] = False
     elif recorded.get("labels"):  # its columns are those of that file

@@ -131,7 +131,7 @@ def _parse(
         own = (field.name for field in _fields(options))
         short = getattr(options, "SHORT", (*own, *USUAL))
     both = described(options, Recipe, short=short)
-    purpose = inspect.getdoc(options).partition("\n\nRaises:")[0]  # pyright: ignore
+    purpose = (inspect.getdoc(options) or "").partition("\n\nRaises:")[0]
     names = "--help-all explains every flag, and tanager train --list every recipe."
     words = ["--help" if word == "--help-all" else word for word in words]
     _require_numbers(words, options, Recipe)
@@ -209,7 +209,7 @@ def described(*kinds: type, short: tuple[str, ...] | None = None) -> Any:
         for each in _fields(kind):
             if each.name != "solve_for":
                 hint = hints[each.name]
-                shown = Annotated[hint, _short(hint, kind)]
+                shown: Any = Annotated[hint, _short(hint, kind)]
                 if hint in (bool, Json) and kind is not Recipe:
                     shown = tyro.conf.FlagCreatePairsOff[shown]
                 if short is not None and each.name not in short:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -75,7 +75,8 @@ _SOLVABLE = ("batch_size", "steps", "noise_multiplier", "epsilon")
 
 def run(arguments: list[str]) -> int:
     options = flags.read(Arguments, "plan", arguments)
-    given, others = dataclasses.asdict(options), {"json", "plot", "cheapest"}
+    given: dict[str, Any] = dataclasses.asdict(options)
+    others = {"json", "plot", "cheapest"}
     known = {name: given[name] for name in _SOLVABLE if given[name] is not None}
     if len(known) != len(_SOLVABLE) - 1:
         *first, last = (f"--{name.replace('_', '-')}" for name in _SOLVABLE)

@@ -225,7 +225,7 @@ def _refuse_narrowed(name: str, leaf: np.ndarray) -> None:
 def _wide() -> bool:
     import jax
 
-    return jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+    return jax.config.jax_enable_x64  # pyrefly: ignore[missing-attribute]
 
 
 def unfolded(source: Source) -> tuple[Any, np.ndarray]:

@@ -88,7 +88,7 @@ class DINO(vit.VisionTransformer):
         image_shape: (height, width, channels), both sides multiples of the patch.
     """
 
-    positions: Float[Array, "t d"] | None
+    positions: Float[Array, "t d"] | None  # pyrefly: ignore[bad-override]
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class DINO(vit.VisionTransformer):
         if not variant.rotary:
             count = rows * columns + int(not variant.registers)
             positions = vit.embedding(next(keys), (count, width))
-        self.positions = positions  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.positions = positions
         self.head = layers.Linear(width, classes, key=next(keys))
         eps = _V3_NORM_EPS if variant.rotary else vit.NORM_EPS
         self.blocks = tuple(

@@ -93,10 +93,7 @@ def download(name: str, file: str = SAFETENSORS, *others: str) -> Path:
     url = "https://huggingface.co/{}/resolve/{}/{}".format(*wanted)
     by_hand = f"download {url} by hand and give the path of that file"
     try:
-        from huggingface_hub import (  # pyright: ignore[reportMissingImports]
-            errors,
-            hf_hub_download,
-        )
+        from huggingface_hub import errors, hf_hub_download
     except ImportError:
         remedy = f"pip install huggingface_hub; or {by_hand}"
         validate.refuse("weights", name, "needs the package huggingface_hub", remedy)
@@ -165,10 +162,7 @@ def _answers() -> bool:
 
     The thread is for names that take longer than that to be looked up.
     """
-    from huggingface_hub import (  # pyright: ignore[reportMissingImports]
-        constants,
-        get_session,
-    )
+    from huggingface_hub import constants, get_session
 
     answers = []
 

@@ -33,7 +33,7 @@ _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def _timm(name: str, classes: int, size: int = 224, scale=_HALF, **more) -> Published:
-    return Published(f"hf:timm/{name}", classes, size, *scale, **more)
+    return Published(f"hf:timm/{name}", classes, size, scale[0], scale[1], **more)
 
 
 def _tuned(name: str, size: int = 224) -> tuple[Published, ...]:

@@ -170,7 +170,8 @@ def _complete(
     def mechanism(value: float) -> Mechanism:
         value = min(max(value, low), high)
         value = round(value) if unknown.tolerance is None else value
-        return dataclasses.replace(frame, **{unknown.name: value})
+        changed: dict[str, Any] = {unknown.name: value}
+        return dataclasses.replace(frame, **changed)
 
     def by(coarseness: float) -> _LogRatio:
         return functools.cache(

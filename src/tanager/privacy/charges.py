@@ -91,7 +91,7 @@ class Charge:
                 selection["mean"], math.inf if shape is None else shape
             )
         mechanisms = tuple(Mechanism(**each) for each in fields["mechanisms"])
-        more = {"mechanisms": mechanisms, "selection": selection}
+        more: dict[str, Any] = {"mechanisms": mechanisms, "selection": selection}
         return cls(**{**fields, **more})
 
 

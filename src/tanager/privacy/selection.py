@@ -142,7 +142,7 @@ def _root(
 ) -> float:
     from scipy.optimize import brentq
 
-    return brentq(function, low, high, xtol=tolerance)  # pyright: ignore
+    return brentq(function, low, high, xtol=tolerance)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ def _read() -> dict[str, RecipeEntry]:
     bases: dict[str, dict[str, Any]] = blocks.pop("shared")
     found = {}
     for name, block in blocks.items():
-        texts = {"source": "tanager"}
+        texts: dict[str, str] = {"source": "tanager"}
         fields: dict[str, Any] = {}
         for base in block.pop("like", ()):
             fields |= bases[base]
@@ -60,7 +60,7 @@ def get(name: str) -> RecipeEntry:
 def listing() -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return headings and one row for each recipe: text for people to read."""
     headings = ("recipe", "data set", "model", "budgets ε", "source", "accuracy")
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, entry in RECIPES.items():
         recipe, accuracy = entry.recipe, entry.expected_accuracy
         epsilons = [row.epsilon for row in entry.published] or [recipe.epsilon]

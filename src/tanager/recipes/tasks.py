@@ -253,7 +253,7 @@ def preprocessing(recipe: Recipe, dataset: Dataset) -> Preprocessing:
         found,
         size=size,
         crop=recipe.crop_fraction or crop,
-        read_shape=dataset.image_shape,
+        read_shape=dataset.image_shape,  # pyrefly: ignore[bad-argument-type]
         view=None if recipe.crop_size is None else view[:2],
         view_by=KINDS[recipe.augmentation].eval_by,
     )

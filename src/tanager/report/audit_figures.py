@@ -99,7 +99,7 @@ def _scores(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> Non
     if not low < high:
         low, high = low - 0.5, high + 0.5
     fewer = min(inside.size, outside.size)
-    edges = np.linspace(low, high, max(8, min(40, math.isqrt(fewer))) + 1)
+    edges: Any = np.linspace(low, high, max(8, min(40, math.isqrt(fewer))) + 1)
     where = "sampled in the step" if found.get("knows_sample") else "in the data"
     for scores, colour, label in (
         (outside, _OUTSIDE, f"canary not {where}"),

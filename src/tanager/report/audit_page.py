@@ -96,7 +96,7 @@ def write_report(folder: Path, content: _Fields) -> Path:
 
 def _figures(folder: Path, found: _Fields) -> list[tuple[str, str]]:
     mechanism = Mechanism(**found["mechanism"])
-    shown = []
+    shown: list[tuple[str, str]] = []
     for name, caption in _CAPTIONS.items():
         caption = caption.format(measured=_measured(found))
         svg = folder / f"{name}.svg"

@@ -97,25 +97,26 @@ class ScalingLaw:
             ValueError: fewer than two different batch sizes, or a number is out of
                 range.
         """
-        runs = tuple(Run(*run) for run in runs)
-        for run in runs:
+        points = tuple(Run(*run) for run in runs)
+        for run in points:
             validate.positive(batch_size=run.batch_size)
             validate.share(accuracy=run.accuracy)
-        if len({run.batch_size for run in runs}) < 2:
+        if len({run.batch_size for run in points}) < 2:
             rule = "must be at two batch sizes or more"
             remedy = "a line needs two points; give --simulation-batch-sizes 16 32 64"
-            validate.refuse("runs", [run.batch_size for run in runs], rule, remedy)
-        x, y = np.log2([run.batch_size for run in runs]), [run.accuracy for run in runs]
+            validate.refuse("runs", [run.batch_size for run in points], rule, remedy)
+        x = np.log2([run.batch_size for run in points])
+        y = [run.accuracy for run in points]
         spread = float(np.sum((x - x.mean()) ** 2))
         line: Any = stats.linregress(x, y, alternative="greater")
         deviation = rises = None
-        if len(runs) > 2:
+        if len(points) > 2:
             left = y - line.intercept - line.slope * x
-            deviation = math.sqrt(float(np.sum(left**2)) / (len(runs) - 2))
+            deviation = math.sqrt(float(np.sum(left**2)) / (len(points) - 2))
             rises = float(line.pvalue) if deviation else None
         mean = float(np.mean(y))
         return cls(
-            runs, float(line.slope), float(x.mean()), mean, deviation, spread, rises
+            points, float(line.slope), float(x.mean()), mean, deviation, spread, rises
         )
 
     def at(self, batch_size: float) -> float:

@@ -180,7 +180,7 @@ class Space:
             field, value = FIELDS[name], chosen[name]
             if not self._applies(name, recipe.optimizer):
                 continue
-            changes = {field.field or name: value}
+            changes: dict[str, Any] = {field.field or name: value}
             if field.option:
                 changes = {"optimizer_options": {**recipe.optimizer_options, **changes}}
             elif name == "optimizer" and value != recipe.optimizer:

@@ -61,7 +61,7 @@ def balanced(
         problem,
         loss=loss,
         params=Weighted(problem.params, jnp.ones(classes, jnp.float32)),
-        trainable=Weighted(marks, False),  # pyright: ignore[reportArgumentType]
+        trainable=Weighted(marks, False),  # pyrefly: ignore[bad-argument-type]
         finish=lambda params: problem.finish(params.model),
         labels=labels,
     )

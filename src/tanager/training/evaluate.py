@@ -199,7 +199,7 @@ class Classification:
             ),
             vote_accuracy=voted / len(self.data) if self.views else None,
             outputs=outputs,
-            scores=scores and outputs and scores(outputs.logits, labels),
+            scores=scores(outputs.logits, labels) if scores and outputs else None,
         )
 
     def _on_every_device(self, layout: Layout) -> Callable:

@@ -96,12 +96,11 @@ class _Board:
     """
 
     def __init__(self, folder: Path, step: int):
-        # protobuf makes these classes when it is imported, unseen by type checkers.
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto import event_pb2
 
         folder.mkdir(exist_ok=True)
-        self._messages: Any = event_pb2
+        self._messages = event_pb2
         self._writer = EventsWriter(str(folder / "events"), f".{os.getpid()}")
         start = self._messages.SessionLog(status=self._messages.SessionLog.START)
         self._write(step=step + 1, session_log=start)

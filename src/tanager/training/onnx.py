@@ -28,7 +28,7 @@ TOLERANCE = 1e-4  # of logits, relative to the largest where that is above 1
 _CHECKED = 3  # examples
 
 
-def packages() -> tuple[Any, Any]:
+def packages() -> tuple[Any, ...]:
     """Return jax2onnx and onnxruntime; refuse to go on without them."""
     try:
         return tuple(map(importlib.import_module, ("jax2onnx", "onnxruntime")))

@@ -101,7 +101,7 @@ def hand_over(
         return summary
 
     summary = hosts.from_chief(write)
-    out = folder and folder.path
+    out = folder.path if folder else None
     return TrainResult(
         *models, summary["epsilon"], config["delta"], raw, ema, summary, out
     )
@@ -166,10 +166,10 @@ def scores(
             shown |= {name.format(key): value for key, value in found.items()}
     return {
         **shown,
-        "test_accuracy_vote": raw and raw.vote_accuracy,
-        "test_accuracy_vote_ema": ema and ema.vote_accuracy,
-        "test_loss": raw and raw.loss,
-        "test_loss_ema": ema and ema.loss,
+        "test_accuracy_vote": raw.vote_accuracy if raw else None,
+        "test_accuracy_vote_ema": ema.vote_accuracy if ema else None,
+        "test_loss": raw.loss if raw else None,
+        "test_loss_ema": ema.loss if ema else None,
     }
 
 

@@ -338,7 +338,7 @@ class Step:
 
     def draw(self, step: int) -> Whole | None:
         """Draw the noise of a step, placed like the sums; None without privacy."""
-        return self.noise and self.layout.parameters(self.noise.draw(step))
+        return self.layout.parameters(self.noise.draw(step)) if self.noise else None
 
     def apply(
         self,

@@ -89,7 +89,7 @@ TARGETS = {
         scores=_rank,
         probabilities=measures.chances,
         answer=lambda values, names: [
-            names[k] for k in np.flatnonzero(values >= measures.THRESHOLD)
+            names[int(k)] for k in np.flatnonzero(values >= measures.THRESHOLD)
         ],
         measure=measures.measure_labels,
     ),

@@ -27,7 +27,7 @@ for unused in ("jaxline", "jaxline.utils", "orbax", "orbax.checkpoint"):
 sys.modules["jax_privacy"] = package = types.ModuleType("jax_privacy")
 package.__path__ = ["jax_privacy/jax_privacy"]
 
-from jax_privacy.experiments.image_classification.models import (  # noqa: E402  # pyright: ignore[reportMissingImports]
+from jax_privacy.experiments.image_classification.models import (  # noqa: E402
     cifar,
     imagenet_nfnets,
     imagenet_nfresnets,

@@ -13,8 +13,8 @@ import json
 from pathlib import Path
 
 import draw
-import timm  # pyright: ignore[reportMissingImports]
-import torch  # pyright: ignore[reportMissingImports]
+import timm
+import torch
 
 
 MODELS = {

@@ -11,8 +11,8 @@ import json
 import pathlib
 
 import draw
-import timm  # pyright: ignore[reportMissingImports]
-import torch  # pyright: ignore[reportMissingImports]
+import timm
+import torch
 
 
 SIDES = {0: 224, 1: 240, 2: 260}

@@ -8,14 +8,13 @@ Not run by the tests. The photos are scikit-learn's china.jpg and flower.jpg.
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import timm  # pyright: ignore[reportMissingImports]
-import transformers  # pyright: ignore[reportMissingImports]
+import timm
+import transformers
 from PIL import Image
-from timm.data import (  # pyright: ignore[reportMissingImports]
-    create_transform,
-)
+from timm.data import create_transform
 
 
 CONFIGS = [
@@ -57,7 +56,7 @@ def main() -> None:
         photo = Image.open(path).convert("RGB")
         made = []
         for config in CONFIGS:
-            wanted = dict(config["pretrained_cfg"])
+            wanted: dict[str, Any] = dict(config["pretrained_cfg"])
             wanted["input_size"] = tuple(wanted["input_size"])
             pixels = create_transform(**wanted)(photo).numpy().transpose(1, 2, 0)
             made.append((config, pixels))

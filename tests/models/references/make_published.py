@@ -36,7 +36,7 @@ FIELDS = ("architecture", "num_classes", "input_size", "mean", "std", "license")
 
 def main() -> None:
     """Write the file."""
-    import timm  # pyright: ignore[reportMissingImports]
+    import timm
 
     weights = {}
     for architecture in ARCHITECTURES:

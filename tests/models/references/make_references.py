@@ -11,11 +11,9 @@ import pathlib
 import sys
 
 import draw
-import timm  # pyright: ignore[reportMissingImports]
-import torch  # pyright: ignore[reportMissingImports]
-from torch.utils.flop_counter import (  # pyright: ignore[reportMissingImports]
-    FlopCounterMode,
-)
+import timm
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 
 HERE = pathlib.Path(__file__).parent

@@ -25,9 +25,7 @@ def draw(shape: tuple[int, ...]) -> np.ndarray:
 
 def main() -> None:
     """Compute and write; of the last image, every third row and column."""
-    from kymatio.scattering2d.frontend import (  # pyright: ignore[reportMissingImports]
-        numpy_frontend,
-    )
+    from kymatio.scattering2d.frontend import numpy_frontend
 
     found = {}
     for shape, step in zip(SHAPES, (1, 3), strict=True):

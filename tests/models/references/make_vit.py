@@ -39,13 +39,11 @@ def image() -> np.ndarray:
 
 def main() -> None:
     """Write the file."""
-    import timm  # pyright: ignore[reportMissingImports]
-    import torch  # pyright: ignore[reportMissingImports]
-    import transformers  # pyright: ignore[reportMissingImports]
+    import timm
+    import torch
+    import transformers
     from safetensors.torch import load_file, save_file
-    from timm.layers import (  # pyright: ignore[reportMissingImports]
-        resample_abs_pos_embed,
-    )
+    from timm.layers import resample_abs_pos_embed
 
     pixels = torch.from_numpy(image())[None].double()
 

@@ -5,10 +5,7 @@
 
 import json
 
-from opacus.accountants import (  # pyright: ignore[reportMissingImports]
-    PRVAccountant,
-    RDPAccountant,
-)
+from opacus.accountants import PRVAccountant, RDPAccountant
 
 
 MECHANISMS = [

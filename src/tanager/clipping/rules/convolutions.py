@@ -198,7 +198,7 @@ class Convolution(Products):
     def grams(self) -> dict[str, Callable[[TapValues], Gram]]:
         if self.offsets == 1:
             return {"gram": self.gram_by_patches}
-        methods = {}
+        methods: dict[str, Callable[[TapValues], Gram]] = {}
         if self._pixels() ** 2 <= 4 * self.offsets * self.positions**2:
             methods["shifted gram"] = self.gram_by_shifts
         if self._few_slices() or not methods:

@@ -54,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
     }[options.method]
     with computing(recipe.precision):
         found = attack(name, recipe, options, out)
-    content = {"recipe": name, "method": options.method, **found}
+    content: dict[str, Any] = {"recipe": name, "method": options.method, **found}
     if options.method == "replay":
         return _replayed(content, out, options.json)
     content = {"sentence": audit_page.sentence(content), **content}

@@ -222,7 +222,8 @@ def _chosen(
 
     Where a solver computes the head, only z is left to choose.
     """
-    examples, chosen = _audited(recipe, dataset, options), {}
+    examples = _audited(recipe, dataset, options)
+    chosen: dict[str, Any] = {}
     if recipe.batch_size == 0:
         chosen["batch_size"] = examples
     if recipe.leaves_open or recipe.solver != "dp-sgd":

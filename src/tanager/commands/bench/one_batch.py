@@ -54,7 +54,7 @@ class Step(Measured):
             breakdown=self.breakdown,
             report=report,
         )
-        record = {
+        record: dict[str, Any] = {
             "rows": found.rows,
             "update": found.update,
             "workload": dataclasses.asdict(workload),
