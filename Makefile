@@ -66,7 +66,7 @@ bench-gpu: $(SET_UP) .venv-opacus/.set-up
 lint: $(SET_UP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/basedpyright --pythonpath $(BIN)/python
+	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
 	$(BIN)/python tools/plain_words.py
 
 format: $(SET_UP)
