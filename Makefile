@@ -15,24 +15,19 @@ SET_UP := $(VENV)/.set-up
 # Each of the processes of a test run would compile the same modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-full docs dist bench-peers bench-gpu lint as-users others format clean
+.PHONY: demo test pytest test-full docs dist bench-peers bench-gpu lint format clean
 
 demo: $(SET_UP)
 	$(BIN)/tanager train --out runs/demo
 
-test: $(SET_UP)
-	$(MAKE) --jobs=2 --output-sync lint as-users
-	$(MAKE) others
+test: lint pytest
 
-# All strategies against the oracle, compiled as users compile (tests/conftest.py).
-as-users: $(SET_UP)
-	TANAGER_TESTS=full $(BIN)/pytest -n0 tests/clipping/test_clipped_grad.py
-
-others: $(SET_UP)
+pytest: $(SET_UP)
+	# All strategies against the oracle, compiled as users compile (tests/conftest.py).
+	TANAGER_TESTS=full $(BIN)/pytest tests/clipping/test_clipped_grad.py
 	$(BIN)/pytest --ignore=tests/clipping/test_clipped_grad.py
 
-test-full: $(SET_UP)
-	$(MAKE) lint
+test-full: lint
 	TANAGER_TESTS=full $(BIN)/pytest
 
 docs: $(SET_UP)
