@@ -142,6 +142,10 @@ def spoilt(name, row, value):
     ("changes", "message"),
     [
         ({"train_features": None}, "has no array 'train_features': it has ['test_fea"),
+        (
+            {"train_features": None, "features": np.ones(9)},
+            "has no array 'train_features': it has ['features', 'test_features', 'te",
+        ),
         ({"train_labels": None}, "has no array 'train_labels'"),
         ({"train_labels": np.arange(8)}, "has train_labels [8] for 9 rows of features"),
         (

@@ -51,6 +51,17 @@ def read_arrays(
         return arrays
 
 
+def names_in(file: Path) -> list[str]:
+    """Return the names of all arrays of an npz file, or of npy files in a folder."""
+    if file.suffix == ".npz":
+        with zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+    else:
+        folder = file if file.is_dir() else file.parent
+        names = [each.name for each in folder.glob("*.npy")]
+    return sorted(name.removesuffix(".npy") for name in names)
+
+
 def _array(file: Path, name: str, stream: Any, size: int) -> np.ndarray:
     try:
         return _npy.read_array(stream, size)

@@ -36,7 +36,7 @@ from tanager import _validate as validate
 from tanager._files import new_folder
 from tanager._reading import reading
 from tanager._text import clean
-from tanager.data.feature_files import ARGUMENT, SPLITS, read_arrays, refuse
+from tanager.data.feature_files import ARGUMENT, SPLITS, names_in, read_arrays, refuse
 from tanager.data.source import ArraySource, gather
 from tanager.data.streamed import digest
 
@@ -101,7 +101,8 @@ def read_features(
             optional |= {"train_labels", "test_labels"}
         for name in wanted:
             if name not in arrays and name not in optional:
-                remedy = f"it has {sorted(arrays)!r:.300}"
+                table = file.suffix == ".parquet"
+                remedy = f"it has {sorted(arrays) if table else names_in(file)!r:.300}"
                 if name.startswith("test"):
                     remedy += "; add it, or hold out training examples (--validation-"
                     remedy += "examples 1000)"
