@@ -1,6 +1,7 @@
 """The command line: one clear message, and the right exit status."""
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -68,7 +69,10 @@ def test_other_shells_are_given_the_same_words(capsys, shell):
     assert "evaluate" in script and "mnist-lenet" in script and "--epsilon" in script
 
 
-@pytest.mark.parametrize("words", ["train", "train folder", "search data", "audit"])
+@pytest.mark.parametrize(
+    "words",
+    ["train", "train folder", "search", "search folder", "search data", "audit"],
+)
 def test_help_is_short_and_all_of_it_is_there(capsys, words):
     shown = {}
     for flag in ("--help", "--help-all"):
@@ -80,6 +84,18 @@ def test_help_is_short_and_all_of_it_is_there(capsys, words):
     for name in ("--epsilon", "--list", "--help-all"):
         assert name in shown["--help"]
     assert "--clip-norm" not in shown["--help"] and "--clip-norm" in shown["--help-all"]
+
+
+@pytest.mark.parametrize("words", ["search", "search budget", "audit"])
+def test_help_of_a_flag_has_the_line_breaks_of_its_box_only(capsys, words):
+    with pytest.raises(SystemExit):
+        main([*words.split(), "--help-all"])
+    shown = capsys.readouterr().out.splitlines()
+    lines = [line[2:-2] for line in shown if line.startswith("│")]
+    for line, after in itertools.pairwise(lines):
+        text = line.startswith(" " * 8) and not line.rstrip().endswith((".", ")"))
+        if text and after.startswith(" " * 8):
+            assert len(f"{line.rstrip()} {after.split()[0]}") > len(line), (line, after)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
+from docstring_parser import parse_from_object
 
 from tanager import _validate as validate
 from tanager import recipes
@@ -206,10 +207,11 @@ def described(*kinds: type, short: tuple[str, ...] | None = None) -> Any:
     fields = []
     for kind in kinds:
         hints = get_type_hints(kind, include_extras=True)
+        texts = _texts(kind)
         for each in _fields(kind):
             if each.name != "solve_for":
                 hint = hints[each.name]
-                shown: Any = Annotated[hint, _short(hint, kind)]
+                shown: Any = Annotated[hint, _short(hint, kind, texts.get(each.name))]
                 if hint in (bool, Json) and kind is not Recipe:
                     shown = tyro.conf.FlagCreatePairsOff[shown]
                 if short is not None and each.name not in short:
@@ -234,7 +236,14 @@ def described(*kinds: type, short: tuple[str, ...] | None = None) -> Any:
     )
 
 
-def _short(hint: Any, kind: type) -> Any:
+def _texts(kind: type) -> dict[str, str]:
+    """Return the help of each field; tyro itself would keep some line breaks in it."""
+    kinds = filter(dataclasses.is_dataclass, reversed(kind.__mro__))
+    docs = (doc for each in kinds for doc in parse_from_object(each).params)
+    return {doc.arg_name: " ".join((doc.description or "").split()) for doc in docs}
+
+
+def _short(hint: Any, kind: type, text: str | None) -> Any:
     # tyro itself would say {None}|INT.
     optional = {int: "INT", float: "FLOAT", str: "TEXT", bool: "{True,False}"}
     optional |= {Path: "PATH", tuple[str, ...]: "TEXT [TEXT ...]"}
@@ -244,7 +253,7 @@ def _short(hint: Any, kind: type) -> Any:
     def default(text: str) -> str:
         return "" if text in ("", "None", "False") else f"({word}: {text})"
 
-    return tyro.conf.arg(metavar=metavar, help_behavior_hint=default)
+    return tyro.conf.arg(help=text, metavar=metavar, help_behavior_hint=default)
 
 
 def _fields(kind: Any) -> tuple[dataclasses.Field, ...]:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import Console
 from tyro.conf import Positional
@@ -53,6 +53,17 @@ class Options:
         tanager search worker FOLDER     help with a search that was begun elsewhere
         tanager search norms RUN         how long a run's gradients were
     """
+
+    SHORT: ClassVar[tuple[str, ...]] = (
+        "trials",
+        "simulation_batch_sizes",
+        "vary",
+        "repeats",
+        "parallel",
+        "private",
+        "json",
+        *flags.USUAL,
+    )
 
     trials: int = 20
     """Number of trials in the search. No combination of values is tried twice."""
