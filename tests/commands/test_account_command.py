@@ -195,6 +195,12 @@ def test_an_account_without_data_is_named_by_its_file_alone(said, tmp_path):
         for command in ("limit --epsilon 4 --delta 1e-5", "add run"):
             code, _, errors = said(f"account {command} {words}")
             assert code == 2 and message in errors
+    for command in ("", "limit --epsilon 4 --delta 1e-5", "add run", "accept"):
+        code, _, errors = said(f"account {command} --account none")
+        assert code == 2 and "--account (='none') means no account: give" in errors
+    code, _, errors = said("account add --account new")
+    assert code == 2 and "no runs are given: name folders of runs" in errors
+    assert not [*tmp_path.iterdir()]
     code, printed, _ = said("account limit --epsilon 4 --delta 1e-5 --account new")
     assert code == 0 and "limit ε = 4 at δ = 1e-05" in printed
     code, _, errors = said("account new --delta 0")

@@ -20,7 +20,7 @@ from tanager.privacy.account import Account, Balance
 from tanager.privacy.charges import together
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.shown import format_bound, format_delta, format_epsilon
-from tanager.recipes.accounts import default_path
+from tanager.recipes.accounts import NONE, default_path
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,9 @@ class _Named(abc.ABC):
 
     def named(self) -> Account:
         """Return the account; refuse data that are not there and have none."""
+        if self.account == NONE:
+            rule = "means no account"
+            validate.refuse("account", NONE, rule, "give a file, or leave it out")
         if self.account is not None:
             return Account(Path(self.account))
         if self.data is None and self.dataset != "digits":
@@ -130,6 +133,8 @@ class Add(_Named):
     """Unit of privacy of a ledger without a config.json beside it."""
 
     def apply(self) -> float | None:
+        if not self.runs:
+            raise ValueError("no runs are given: name folders of runs, or ledgers")
         if self.unit is not None:
             validate.one_of(("example", "person"), unit=self.unit)
         account, more = self.named(), (self.delta, self.unit)
