@@ -280,6 +280,19 @@ def test_what_is_not_read_is_counted_and_named(tmp_path):
     assert caught[0].filename == __file__
 
 
+def test_files_of_images_beside_those_of_a_split_are_named(tmp_path):
+    medmnist(tmp_path)
+    with pytest.warns(UserWarning, match="^not read: val_images$"):
+        load("folder", tmp_path / "pathmnist.npz")
+    converted_by_the_hub(tmp_path / "hub")
+    rows(tmp_path, "hub/default/validation/0000.parquet", range(2))
+    write(tmp_path, "hub/default/a/0.png")
+    with pytest.warns(UserWarning, match=r"^not read: 2 files of images, such as a/0"):
+        load("folder", tmp_path / "hub")
+    saved_to_disk(tmp_path / "saved")
+    load("folder", tmp_path / "saved")  # warns of none that `map` left there
+
+
 def test_files_beside_and_above_the_class_folders_are_counted(tmp_path):
     halves(tmp_path / "photos", "train", "test")
     write(tmp_path / "photos", "train/15.png", "train/16.png", "test/17.png")
@@ -347,6 +360,7 @@ def test_images_in_no_folder_of_a_split_are_refused(tmp_path):
         load("folder", layout)
 
 
+@pytest.mark.filterwarnings("ignore:not read. val_images")
 def test_decoded_images_are_resized(tmp_path):
     medmnist(tmp_path)
     dataset = load("folder", tmp_path / "pathmnist.npz", image_size=12)

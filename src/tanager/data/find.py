@@ -18,6 +18,7 @@ convert other formats.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -39,7 +40,7 @@ from tanager.data.folder import (
 )
 from tanager.data.labels import alike, number_labels
 from tanager.data.layout import Layout, Record, described, looked, outermost, walked
-from tanager.data.shards import all_shards, find_shards
+from tanager.data.shards import ENDINGS, all_shards, find_shards, note_unread
 from tanager.data.streamed import EncodedImages, Progress, StreamedImages, common_shape
 from tanager.data.tables import (
     IMAGE_COLUMNS,
@@ -64,7 +65,6 @@ OWN = (
 """What a folder of one's own may hold, in words."""
 LARGEST_IN_MEMORY = 4 << 30
 """Most bytes of decoded images that `load` takes into memory by default."""
-_ARROW = ("arrow", "feather", "ipc")
 
 
 class Found(NamedTuple):
@@ -203,7 +203,7 @@ def _parquet(folder: Path, wanted: Wanted) -> Found | None:
 
 
 def _arrow(folder: Path, wanted: Wanted) -> Found | None:
-    for kind in _ARROW:
+    for kind in ENDINGS[1:]:
         if splits := _splits(folder, wanted, kind):
             return _tables(folder, wanted, splits)
     return None
@@ -218,6 +218,8 @@ def _tables(folder: Path, wanted: Wanted, splits: Sequence[list[Path]]) -> Found
     names = sources[0].class_names
     if sources[-1].class_names != names:
         refuse_file(folder, "has training and test files with other names of classes")
+    if wanted.own:
+        note_unread(folder, {*itertools.chain(*splits)}, wanted.record)
     return _numbered(wanted, sources, names or (), alone=len(splits) == 1)
 
 
@@ -295,6 +297,10 @@ def _arrays(
             found = f"has {name}_images of {source.shape}, and not of "
             refuse_file(place, f"{found}{shape if wanted.classes else first}")
         source.shape = (*shape[:2], min(shape[2], source.shape[2]))
+    known = [f"{name}_images" for name in ("train", *names[:1])]
+    others = sorted(n for n in arrays if n.endswith("_images") and n not in known)
+    if wanted.own and others:
+        wanted.record.notes.append(f"not read: {clean(', '.join(others)):.300}")
     return _numbered(wanted, sources, alone=not names)
 
 

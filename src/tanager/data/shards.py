@@ -1,14 +1,18 @@
 """Find the files of a split by their names: one, or several parts of one set."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from tanager._reading import read_json, reading, refuse_file
+from tanager._text import clean
+from tanager.data.layout import Record, counted, ending, walked
 
 
 # The Hub adds a hash of each part: train-00000-of-00001-0e4da7e64a4b9d5c.parquet
 _NUMBERS = re.compile(r"-(\d{5})-of-(\d{5})(-[0-9a-f]{6,40})?(?=\.)")
+ENDINGS = ("parquet", "arrow", "feather", "ipc")
+"""Of files that are tables of images."""
 _STATE = "state.json"
 """What `save_to_disk` of Hugging Face's `datasets` writes beside its files."""
 
@@ -48,6 +52,20 @@ def all_shards(folder: Path, ending: str) -> list[Path]:
         return [file for file in files if file.suffix == f".{ending}"]
     files = sorted(folder.glob(f"*.{ending}"))
     return _one_set(folder, folder.name, files, _numbered_set)
+
+
+def note_unread(folder: Path, used: Collection[Path], record: Record) -> None:
+    """Put on record that a folder of tables has images in other files than `used`."""
+    others = []
+    for place, images, files in walked(folder):
+        tables = [name for name in files if ending(name)[1:] in ENDINGS]
+        found = [place / name for name in (*images, *tables)]
+        left_over = (place / _STATE).is_file() and {*found} & {*used}
+        others += [] if left_over else [each for each in found if each not in used]
+    if others:
+        files = counted(len(others), "file")
+        name = clean(str(min(others).relative_to(folder)))
+        record.notes.append(f"not read: {files} of images, such as {name}")
 
 
 def _one_set(
