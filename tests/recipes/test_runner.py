@@ -102,6 +102,16 @@ def test_images_that_differ_in_size_become_what_the_model_is_for(tmp_path, image
     assert runner.prepare("folder", resized).dataset.image_shape == (8, 8, 3)
 
 
+@pytest.mark.parametrize("flag", ["--image-column", "--label-column"])
+def test_columns_of_class_folders_are_refused(images, capsys, flag):
+    words = ["train", "folder", "--data", str(images), "--model", "linear"]
+    assert main([*words, "--epsilon", "4", flag, "dx"]) == 2
+    errors = capsys.readouterr().err
+    assert f"error: {flag} (='dx') names a column, and {images} is read as" in errors
+    assert main([*words, "--epsilon", "4", flag, "dx", "--labels-from-name"]) == 2
+    assert f"error: {flag} (='dx') must be left out with" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("out", ["photos", "photos/cat", "photos/../photos/runs"])
 def test_no_run_writes_its_secrets_among_the_data(tmp_path, out):
     recipe = dataclasses.replace(

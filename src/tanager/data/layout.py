@@ -76,6 +76,10 @@ class Layout:
         if self.labels_from_name and self.multi_label:
             rule = "must be left out with labels_from_name, which gives one class"
             validate.refuse("multi_label", True, rule, "leave out one of them")
+        for name in ("image_column", "label_column"):
+            if self.labels_from_name and (value := getattr(self, name)) is not None:
+                rule = "must be left out with labels_from_name, which reads no table"
+                validate.refuse(name, value, rule, "leave out one of them")
 
 
 def refuse_one_class(layout: Layout) -> NoReturn:

@@ -75,7 +75,7 @@ def load(
         if recipe.dataset == "folder" and recipe.features_from is None:
             fields["default_side"] = tasks.default_side(recipe)
         path = data.Layout(path, **fields)
-    return data.load(
+    loaded = data.load(
         recipe.dataset,
         path,
         classes=recipe.classes,
@@ -89,6 +89,18 @@ def load(
         features_from=recipe.features_from,
         progress=progress,
     )
+    layout = (loaded.record or {}).get("layout")
+    for name in ("image_column", "label_column"):
+        value = getattr(recipe, name)
+        if value is not None and layout in (
+            "class folders",
+            "npy files",
+            "an npz file",
+        ):
+            rule = f"names a column, and {recipe.data} is read as {layout}"
+            remedy = "name its table with labels (--labels FILE), or leave it out"
+            validate.refuse(name, value, rule, remedy)
+    return loaded
 
 
 def sized(recipe: Recipe, dataset: data.Dataset) -> Recipe:
