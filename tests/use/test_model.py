@@ -206,9 +206,12 @@ def test_what_is_not_a_model_is_refused(run, tmp_path):
         tanager.load(run, classes=("a", "b"))
 
 
-def test_the_last_weights_are_there_too(run, files):
+def test_the_last_weights_are_there_too(run, files, tmp_path):
     last, average = (tanager.load(run, weights=name) for name in ("last", "average"))
     assert not np.array_equal(last.logits(files[:1]), average.logits(files[:1]))
+    tanager.export(run, tmp_path / "average")
+    with pytest.raises(ValueError, match=r"weights .='last'. is not in this export"):
+        tanager.load(tmp_path / "average", weights="last")
 
 
 CODE = {"w": jnp.zeros((16, 3)), "b": jnp.zeros(3)}

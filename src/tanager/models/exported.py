@@ -160,6 +160,10 @@ def weights_of(
         if config["tanager"].get("format") == "onnx":
             remedy = "load it with onnxruntime, or export the run as tanager, too"
             validate.refuse("source", os.fspath(source), "holds ONNX", remedy)
+        if weights == "last" and config["tanager"].get("weights") == "average":
+            rule = "is not in this export, which holds the average"
+            remedy = "export the run again with weights='last' (--weights last)"
+            validate.refuse("weights", weights, rule, remedy)
         if hub.is_hub_name(source):
             return hub.download_weights(str(source))
         return file_in(Path(source).expanduser())
