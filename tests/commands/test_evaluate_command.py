@@ -203,6 +203,13 @@ def test_data_from_elsewhere_need_no_persons_and_may_name_other_columns(
         assert json.loads(out)["examples"] == 60
     code, _, err = printed("evaluate", run, "--label-column", "befund")
     assert code == 2 and "label-column (='befund') needs data" in err
+    for name in "ab":
+        (tmp_path / "classes" / name).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(tmp_path / "classes" / name / "0.png")
+    words = ["evaluate", run, "--data", tmp_path / "classes", "--split", "all"]
+    assert not printed(*words)[0]  # The columns of the run are of another table.
+    code, _, err = printed(*words, "--label-column", "befund")
+    assert code == 2 and "label-column (='befund') names a column, and the data" in err
 
 
 def test_all_images_of_folders_of_persons_are_measured(tmp_path, printed):

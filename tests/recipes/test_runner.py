@@ -107,7 +107,7 @@ def test_columns_of_class_folders_are_refused(images, capsys, flag):
     words = ["train", "folder", "--data", str(images), "--model", "linear"]
     assert main([*words, "--epsilon", "4", flag, "dx"]) == 2
     errors = capsys.readouterr().err
-    assert f"error: {flag} (='dx') names a column, and {images} is read as" in errors
+    assert f"error: {flag} (='dx') names a column, and the data are read as" in errors
     assert main([*words, "--epsilon", "4", flag, "dx", "--labels-from-name"]) == 2
     assert f"error: {flag} (='dx') must be left out with" in capsys.readouterr().err
 

@@ -190,6 +190,7 @@ def _labelled(model: "Model", options: Arguments) -> "Dataset":
             return data.load("features", features_from=path)
         recorded = _recorded(model, options.model)
         dataset = _read(path, model, recorded, options, report)
+        runner.refuse_columns(dataset, vars(options))
         if options.split != "all":
             _require_split(dataset, path, recorded, options)
             recipe = _recipe(model)

@@ -89,18 +89,23 @@ def load(
         features_from=recipe.features_from,
         progress=progress,
     )
-    layout = (loaded.record or {}).get("layout")
+    refuse_columns(loaded, vars(recipe))
+    return loaded
+
+
+def refuse_columns(dataset: data.Dataset, fields: Mapping[str, Any]) -> None:
+    """Refuse fields that name columns, of data that have none."""
+    layout = (dataset.record or {}).get("layout")
     for name in ("image_column", "label_column"):
-        value = getattr(recipe, name)
+        value = fields.get(name)
         if value is not None and layout in (
             "class folders",
             "npy files",
             "an npz file",
         ):
-            rule = f"names a column, and {recipe.data} is read as {layout}"
-            remedy = "name its table with labels (--labels FILE), or leave it out"
+            rule = f"names a column, and the data are read as {layout}"
+            remedy = "name their table with labels (--labels FILE), or leave it out"
             validate.refuse(name, value, rule, remedy)
-    return loaded
 
 
 def sized(recipe: Recipe, dataset: data.Dataset) -> Recipe:
