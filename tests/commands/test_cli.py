@@ -214,6 +214,9 @@ def test_recipes_are_listed(capsys):
     for name in ("digits", "cifar10-wrn-16-4", "cifar10-wrn-40-4", "folder"):
         assert name in printed
     assert "79.5" in printed
+    assert main(["train", "--list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["recipes"]
+    assert [each["name"] for each in listed] == [*tanager.recipes.RECIPES]
 
 
 def test_ctrl_c_that_is_swallowed_at_the_start_stops_before_the_first_step(

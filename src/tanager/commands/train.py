@@ -37,8 +37,7 @@ _SHOWN = 20  # classes
 def run(arguments: Sequence[str]) -> int:
     words = list(arguments)
     if "--list" in words:
-        _print_recipes()
-        return 0
+        return _print_recipes("--json" in words)
     found = studies.named(words)
     start = None if found is None else found.entry
     entry, recipe, options = flags.parse("train", words, Options, start)
@@ -303,10 +302,15 @@ def _conclusion(result: "TrainResult", averaged: bool) -> str:
     return text
 
 
-def _print_recipes() -> None:
+def _print_recipes(json: bool) -> int:
     headings, rows = recipes.listing()
+    if json:
+        names = ("name", "dataset", "model", "budgets", "source", "accuracy")
+        found = [dict(zip(names, row, strict=True)) for row in rows]
+        return print_json({"recipes": found})
     console = new_console()
     for row in rows:
         console.print(f"[bold]{row[0]}[/]")
         for heading, value in zip(headings[1:], row[1:], strict=True):
             console.print(f"    {heading + ':':22}{value}", soft_wrap=True)
+    return 0
