@@ -142,6 +142,10 @@ def test_other_settings_in_the_same_folder_are_refused(study, capsys):
             ["--sampler", "grid", "--vary", "momentum", "dampening", "--trials", "24"],
             "trials (=24) must be at least 25, as many as combinations",
         ),
+        (
+            ["--simulation-batch-sizes", "0", "64"],
+            "--simulation-batch-sizes (=0) must be at least 1",
+        ),
         (["--simulation-batch-sizes", "1024"], "at most the target's batch size, 512"),
         (["--epsilon", "0.001", "--noise-multiplier", "1"], "epsilon (=0.001)"),
         (
@@ -330,6 +334,10 @@ def test_a_cumulative_ablation_changes_one_after_another(tmp_path, capsys):
         (
             ["ablation", "--vary", "epsilon=1,8", "steps=6", "noise-multiplier=2"],
             "vary (='epsilon') cannot be varied together",
+        ),
+        (
+            ["data", "--simulation-batch-size=0"],
+            "--simulation-batch-size (=0) must be at least 1",
         ),
         (
             ["budget", "--vary", "batch-size=512,1437", "--simulation-batch-size=512"],
