@@ -157,6 +157,7 @@ def test_strong_scaling_is_measured_and_fitted(capsys):
         (["--simulate", "hosts=2"], "must give devices"),
         (["--step-seconds", "1"], "step-seconds (=(1.0,)) is for a simulation"),
         (["--parameter-bytes", "5"], "parameter-bytes (=5) is for a simulation"),
+        (["--parameter-bytes", "0"], "parameter-bytes (=0) is for a simulation"),
         (["--simulate", CLUSTER, "--step-seconds", "1"], "must be 2 numbers: one for"),
         (["--simulate", CLUSTER, "--step-seconds", "1", "0"], "(=0.0) must be positiv"),
         (["--simulate", CLUSTER, "--devices", "2"], "devices (=(2,)) must hold 1"),

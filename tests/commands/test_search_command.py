@@ -339,6 +339,7 @@ def test_a_cumulative_ablation_changes_one_after_another(tmp_path, capsys):
             ["data", "--simulation-batch-size=0"],
             "--simulation-batch-size (=0) must be at least 1",
         ),
+        (["privacy", "--try-steps=0"], "--try-steps (=0) must be at least 1"),
         (
             ["budget", "--vary", "batch-size=512,1437", "--simulation-batch-size=512"],
             "simulation-batch-size (=1437) must be at most the 1294 training examples",

@@ -90,6 +90,8 @@ class Privacy(_Table):
     def cells(self, target: Target, simulations: "Simulations") -> list["Cell"]:
         from tanager.search.experiments import privacy_parameters
 
+        for number in self.try_steps:
+            validate.whole(try_steps=number, at_least=1)
         steps = self.try_steps or tuple(
             max(1, round(target.steps * factor)) for factor in (0.25, 0.5, 1, 2)
         )

@@ -179,7 +179,7 @@ class Scaling(Measured):
         if self.simulate is None:
             remedy = "give --simulate hosts=…,devices=…,bandwidth=…, too"
             for name in ("step_seconds", "parameter_bytes"):
-                if given := getattr(self, name):
+                if (given := getattr(self, name)) not in (None, ()):
                     validate.refuse(name, given, "is for a simulation", remedy)
             return None
         cluster = Cluster.parse(self.simulate)
