@@ -144,6 +144,7 @@ def test_a_damaged_run_is_named_and_the_others_listed(folder, tmp_path, capsys):
         (["runs", "nowhere"], "folder (='nowhere') is not a folder: name the folder"),
         (["runs", "compare", "one"], "runs (='one') must name two runs or more"),
         (["runs", "compare", "no-run", "one"], "run (='no-run') has no config.json"),
+        (["runs", "compare", "one", "two", "--to", "."], "--to (='.') is a folder: "),
         (["report", "no-run"], "run (='no-run') is not the folder of a run: it has no"),
     ],
     ids=" ".join,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
+from tanager import _validate as validate
 from tanager._terminal import new_console
 from tanager.commands import flags
 from tanager.commands.tables import new_table, number, print_json
@@ -46,6 +47,9 @@ def run(arguments: Sequence[str]) -> int:
     from tanager.report import runs
 
     if isinstance(options, Comparison):
+        if options.to.is_dir():
+            remedy = "name a file, such as comparison.html"
+            validate.refuse("to", str(options.to), "is a folder", remedy)
         print(runs.write_comparison(options.runs, options.to))
         return 0
     rows = []
