@@ -112,6 +112,7 @@ def test_the_environments_of_peers_are_pinned():
 OPTIONAL = {"pydicom": "dicom", "huggingface_hub": "hub", "optuna": "search"}
 BROUGHT = {
     "absl": "grain",
+    "docstring_parser": "tyro",
     "google": "protobuf, of orbax-checkpoint",
     "markupsafe": "jinja2",
     "sqlalchemy": "optuna",

@@ -15,6 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import tanager
+from tanager import recipes
 from tanager.cli import main
 from tanager.commands import experiments, plan, train
 from tanager.recipes import runner
@@ -216,7 +217,7 @@ def test_recipes_are_listed(capsys):
     assert "79.5" in printed
     assert main(["train", "--list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["recipes"]
-    assert [each["name"] for each in listed] == [*tanager.recipes.RECIPES]
+    assert [each["name"] for each in listed] == [*recipes.RECIPES]
 
 
 def test_ctrl_c_that_is_swallowed_at_the_start_stops_before_the_first_step(
