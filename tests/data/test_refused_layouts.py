@@ -170,6 +170,12 @@ def test_a_first_row_is_not_shown_as_names_of_columns(tmp_path):
     assert "zoe" not in str(refused.value)
 
 
+def test_images_named_after_one_class_are_refused(tmp_path):
+    write(tmp_path, *(f"cat_{number}.png" for number in range(4)))
+    with pytest.raises(ValueError, match="one class only: .* as in cat_01.png and dog"):
+        load("folder", Layout(tmp_path, labels_from_name=True))
+
+
 def test_layouts_of_ones_own_only(tmp_path):
     with pytest.raises(ValueError, match=r"labels_from_name.* does not apply to cifar"):
         load("cifar10", Layout(tmp_path, labels_from_name=True))

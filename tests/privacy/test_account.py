@@ -458,8 +458,9 @@ def test_what_is_no_account_is_refused(tmp_path):
     ):
         Account(tmp_path).charge(charge(THREE[0]))
     (tmp_path / "file").write_text("{}\n")
-    with pytest.raises(ValueError, match="cannot be read or written"):
-        Account(tmp_path / "file/account").charge(charge(THREE[0]))
+    for path in (tmp_path / "file/account", "/proc/none/account"):
+        with pytest.raises(ValueError, match="cannot be read or written"):
+            Account(path).charge(charge(THREE[0]))
     with pytest.raises(ValueError, match="or is not an account"):
         Account(tmp_path / "file").charge(charge(THREE[0]))
     assert (tmp_path / "file").read_text() == "{}\n"

@@ -41,6 +41,7 @@ def test_runs_are_listed_with_what_they_reached(folder, capsys):
     assert main(["runs", str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and "NOT PRIVATE" in lines[1]  # a fixed seed
+    assert runs.find_runs(folder / "one") == [folder / "one"]
 
 
 def test_a_copy_began_when_its_run_did(folder, tmp_path):

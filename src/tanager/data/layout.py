@@ -88,6 +88,8 @@ def refuse_one_class(layout: Layout) -> NoReturn:
         remedy = "two classes or more are needed, in the column --label-column"
         validate.refuse("labels", str(layout.labels), "has one class only", remedy)
     remedy = "two classes or more are needed: see --labels and --labels-from-name"
+    if layout.labels_from_name:
+        remedy = "two classes or more are needed, as in cat_01.png and dog_01.png"
     validate.refuse("path", str(layout.path), "has one class only", remedy)
 
 

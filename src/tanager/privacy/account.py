@@ -254,8 +254,6 @@ class Account:
     def _reachable(self) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError:
-            raise
         except OSError as error:
             validate.refuse(
                 "account",
@@ -296,9 +294,9 @@ class Account:
                 str(self.path),
                 f"counts what each {balance.unit} spends, and this run's unit of "
                 f"privacy is one {self.unit}; the two cannot be added up",
-                "protect persons again, with --unit group and --groups"
-                if balance.unit == "person"
-                else "name another with --account",
+                "protect persons again, with --unit group and --groups, "
+                * (balance.unit == "person")
+                + "or name another with --account",
             )
 
     def _require(

@@ -35,12 +35,13 @@ _PLACES = {"out", "data", "features", "account", "began"}
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Return the runs in a folder, the oldest first, without those of searches."""
+    """Return the runs in a folder, the oldest first, or the run that it is."""
     if not folder.is_dir():
         remedy = "name the folder of your runs, or train first: tanager train digits"
         validate.refuse("folder", str(folder), "is not a folder", remedy)
-    found = [each for each in folder.iterdir() if _is_run(each)]
-    return sorted(found, key=_began)
+    if _is_run(folder):
+        return [folder]
+    return sorted(filter(_is_run, folder.iterdir()), key=_began)
 
 
 def describe(run: Path) -> dict[str, Any]:
