@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 
 import pytest
 
@@ -59,6 +60,8 @@ def test_what_is_asked_for_is_spent(entry, epsilon, capsys, monkeypatch):
     shown = json.loads(capsys.readouterr().out)
     assert shown["epsilon"] == pytest.approx(epsilon, rel=1e-3)
     assert shown["epsilon"] <= epsilon
+    command = shlex.split(shown["command"])
+    assert float(command[command.index("--epsilon") + 1]) == epsilon
     rate = shown["batch_size"] / shown["examples"]
     mechanism = Mechanism(rate, shown["noise_multiplier"], shown["steps"])
     spent = accountant.epsilon(mechanism, shown["delta"])

@@ -60,6 +60,8 @@ def run(arguments: Sequence[str]) -> int:
             validate.refuse("examples", options.examples, rule)
     with new_console(stderr=True).status("computing ε"):
         shown = _shown(entry) | _run_of(entry.recipe, options.examples)
+    if options.epsilon is not None:
+        shown["command"] += f" --epsilon {options.epsilon}"
     if options.json:
         return print_json(shown)
     _print(shown)
