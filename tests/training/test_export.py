@@ -241,6 +241,9 @@ def test_what_cannot_be_exported_is_refused(run, tmp_path, options, message):
 def test_runs_that_are_none_or_not_finished_are_refused(vit_run, tmp_path):
     with pytest.raises(ValueError, match="is not the folder of a run: it has no conf"):
         tanager.export(tmp_path, tmp_path / "model")
+    exported = tanager.export(vit_run, tmp_path / "exported")
+    with pytest.raises(ValueError, match="is an exported model, not a run: give the"):
+        tanager.export(exported, tmp_path / "model")
     (vit_run / "result.json").unlink()
     with pytest.raises(ValueError, match="is not finished: repeat the command"):
         tanager.export(vit_run, tmp_path / "model")

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from tanager import _validate as validate
 from tanager import models
 from tanager._files import as_json, json_text, new_folder, write_text
-from tanager._reading import reading
+from tanager._reading import read_json, reading
 from tanager._record import Maybe, check_record, read_record
 from tanager._version import __version__
 from tanager.models import weights as files
@@ -158,6 +158,9 @@ def _require(run: Path, name: str) -> None:
     if (run / name).is_file():
         return
     if (run / "config.json").is_file():
+        if "tanager" in read_json(run / "config.json"):
+            remedy = "give the folder of the run that it was exported from"
+            _refuse(run, "is an exported model, not a run", remedy)
         _refuse(run, "is not finished", _REPEAT)
     _refuse(run, "is not the folder of a run", f"it has no {name}")
 
