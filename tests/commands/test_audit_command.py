@@ -209,6 +209,8 @@ def test_a_replay_passes_and_fails(tmp_path, capsys, monkeypatch):
             "--audited-batch-size (=64) must be at most the 50 audited examples",
         ),
         (["--audited-steps", "999"], "--audited-steps (=999) must be at most the"),
+        (["--audited-steps", "0"], "--audited-steps (=0) must be at least 1"),
+        (["--confidence", "1"], "--confidence (=1.0) must be strictly between"),
         (["--method", "one-run", "--canaries", "900"], "canaries (=900) must be at"),
     ],
 )
@@ -216,7 +218,7 @@ def test_bad_input_is_refused(tmp_path, words, message, capsys):
     out = tmp_path / "audit"
     assert main(["audit", "digits", *words, "--out", str(out)]) == 2
     assert message in capsys.readouterr().err
-    assert not (out / "audit.json").exists()
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(

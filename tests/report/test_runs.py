@@ -197,6 +197,8 @@ def test_a_refused_run_leaves_no_folder(tmp_path, monkeypatch, capsys):
     assert main([*words, *odd]) == 2  # after its seed
     assert "--physical-batch-size" in capsys.readouterr().err
     assert not [*(tmp_path / "runs").iterdir()]
+    assert main([*words, *odd, "--out", "mine"]) == 2
+    assert not (tmp_path / "mine").exists()
     (tmp_path / "runs/digits-1").mkdir()  # another run begins at the same time
     monkeypatch.setattr(runner, "RunFolder", Mock(side_effect=KeyboardInterrupt))
     assert main(words) == 130

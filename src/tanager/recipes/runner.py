@@ -32,7 +32,12 @@ from tanager.training.loop import train
 from tanager.training.precision import computing
 from tanager.training.problem import DPSGD, Runtime
 from tanager.training.result import TrainResult
-from tanager.training.run_folder import RunFolder, numbered, remove_unused
+from tanager.training.run_folder import (
+    RunFolder,
+    numbered,
+    remove_unused,
+    removed_if_refused,
+)
 
 
 _RUNS = "runs"
@@ -208,9 +213,11 @@ def require_apart(recipe: Recipe, out: str | Path | None = None) -> None:
 
 @contextlib.contextmanager
 def in_folder(prepared: Prepared) -> Iterator[Prepared]:
-    """Give a run without a folder the next one; remove it if the run is refused."""
-    if prepared.recipe.out is not None:
-        yield prepared
+    """Give a run without a folder the next one; remove a new one if it is refused."""
+    out = prepared.recipe.out
+    if out is not None:
+        with removed_if_refused(*[out] * hosts.is_chief()):
+            yield prepared
         return
     out = hosts.from_chief(lambda: str(numbered(prepared.name, _RUNS)))
     try:

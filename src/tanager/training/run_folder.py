@@ -111,6 +111,18 @@ def numbered(name: str, parent: str | os.PathLike = "runs") -> Path:
             validate.refuse("out", str(path), "cannot be written", remedy)
 
 
+@contextlib.contextmanager
+def removed_if_refused(*paths: str | os.PathLike) -> Iterator[None]:
+    """Remove new folders of runs where a run in them is refused before it begins."""
+    new = [path for path in map(Path, paths) if not path.exists()]
+    try:
+        yield
+    except BaseException:
+        for path in new:
+            remove_unused(path)
+        raise
+
+
 def remove_unused(path: str | os.PathLike) -> None:
     """Remove the folder of a run that was refused: empty, or with an unused seed."""
     path = Path(path)

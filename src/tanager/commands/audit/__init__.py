@@ -39,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
     from tanager.recipes import runner
     from tanager.report import audit_page
     from tanager.training.precision import computing
-    from tanager.training.run_folder import refuse_foreign
+    from tanager.training.run_folder import refuse_foreign, removed_if_refused
 
     run_in_place()
     out = Path(recipe.out or f"runs/{name}-audit")
@@ -52,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
         "one-run": methods.one_run,
         "replay": methods.replayed,
     }[options.method]
-    with computing(recipe.precision):
+    with computing(recipe.precision), removed_if_refused(out / "run", out):
         found = attack(name, recipe, options, out)
     content: dict[str, Any] = {"recipe": name, "method": options.method, **found}
     if options.method == "replay":

@@ -120,8 +120,9 @@ class Options:
     json: flags.Json = False
 
     def __post_init__(self):
-        if self.audited_examples is not None:
-            validate.whole(audited_examples=self.audited_examples, at_least=1)
+        for name in ("audited_examples", "audited_steps"):
+            if getattr(self, name) is not None:
+                validate.whole(at_least=1, **{name: getattr(self, name)})
         if self.canaries is not None:
             validate.whole(canaries=self.canaries, at_least=1)
 
