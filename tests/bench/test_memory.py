@@ -142,7 +142,7 @@ def test_running_out_of_memory_is_told_from_failing(error, out_of_memory):
 
 
 def test_what_cannot_be_searched_is_refused():
-    message = "limit_gib (=None) must be given on a CPU: for example 8"
+    message = "--limit-gib (=None) must be given on a CPU: for example 8"
     with pytest.raises(ValueError, match=re.escape(message)):
         memory.bench_memory(WORKLOAD, ["sgd"])
     with pytest.raises(ValueError, match="limit_bytes"):

@@ -193,7 +193,7 @@ def test_more_devices_than_cores_are_warned_of(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"strategies": ("sdg",)}, "strategy (='sdg') is unknown: did you mean sgd?"),
+        ({"strategies": ("sdg",)}, "strategies (='sdg') is unknown: did you mean sgd?"),
         ({"chunks": 0}, "chunks (=0) must be at least 1"),
         (
             {"devices": (1, 3)},

@@ -146,12 +146,12 @@ def test_data_too_large_for_memory_repeat_themselves(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--physical-batches", "0"], "physical_batch (=0) must be"),
+        (["--physical-batches", "0"], "--physical-batches (=0) must be"),
         (["--physical-batches"], "physical-batches (=()) must name"),
         (["--sample-rate", "0.001"], "sample-rate (=0.001) must be such that"),
         (["--sample-rate", "1.5"], "sample-rate (=1.5) must be above 0"),
         (["--steps", "0"], "steps (=0) must be"),
-        (["--strategies", "best"], "strategy (='best')"),
+        (["--strategies", "best"], "--strategies (='best')"),
         (["--plot", "a.txt"], "plot (='a.txt') must end in .png or .svg"),
         (["--beside", "none.json"], "none.json"),
     ],

@@ -192,7 +192,7 @@ def test_a_retrace_is_seen_in_the_row(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"strategies": ["sdg"]}, "strategy (='sdg') is unknown: did you mean sgd?"),
+        ({"strategies": ["sdg"]}, "strategies (='sdg') is unknown: did you mean sgd?"),
         ({"repeats": 0}, "repeats (=0) must be at least 1"),
         ({"examples": 9}, "examples (=9) must be at most the physical batch 8"),
     ],

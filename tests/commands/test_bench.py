@@ -156,7 +156,10 @@ def test_a_model_is_measured_on_its_own_images_by_default(capsys, more, shape):
     ("words", "message"),
     [
         (["step", "--model", "wrn-16-5x"], "did you mean wrn-16-4?"),
-        (["step", "--strategies", "per_exampl"], "did you mean per_example?"),
+        (
+            ["step", "--strategies", "per_exampl"],
+            "--strategies (='per_exampl') is unknown: did you mean per_example?",
+        ),
         (
             ["step", "--precision", "fp32"],
             "precision (='fp32') is unknown",
@@ -168,7 +171,7 @@ def test_a_model_is_measured_on_its_own_images_by_default(capsys, more, shape):
         (["step", *SMALL, "--channels", "1"], "--channels (=1) is of images: leave"),
         (["step", *SMALL, "--clip-norm", "-1"], "clip-norm (=-1.0) must be positive"),
         (["step", "--model", "vit-tiny-16", "--image-size", "40"], "use 32 or 48"),
-        (["memory", *SMALL], "limit_gib (=None) must be given on a CPU"),
+        (["memory", *SMALL], "--limit-gib (=None) must be given on a CPU"),
         (["memory", *SMALL, "--limit-gib", "0"], "limit-gib (=0.0) must be positive"),
         (["explain", *SMALL, "--strategy", "atuo"], "strategy (='atuo') is unknown"),
         (["explain", *SMALL, "--physical-batch", "0"], "physical-batch (=0) must be"),

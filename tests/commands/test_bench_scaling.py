@@ -165,7 +165,7 @@ def test_strong_scaling_is_measured_and_fitted(capsys):
         (["--devices", "1", "99"], "devices (=99) must be at most"),
         (
             ["--strategies", "sgd", "atuo"],
-            "strategy (='atuo') is unknown",
+            "--strategies (='atuo') is unknown",
         ),
         (["--chunks", "0"], "chunks (=0) must be at least 1"),
         (

@@ -328,7 +328,7 @@ def test_folders_of_other_things_are_refused(tmp_path, settings):
     [
         ({"batch_sizes": ()}, "must have at least one"),
         ({"batch_sizes": (32, 16)}, "must be in rising order"),
-        ({"batch_sizes": (0, 16)}, "fewer than one example is expected"),
+        ({"batch_sizes": (0, 16)}, "^simulation_batch_sizes .*fewer than one example"),
         ({"batch_sizes": (16, 1024)}, "at most the target's batch size, 512"),
         ({"sampler": "grid", "space": Space.parse(["learning-rate=1..2"])}, "a range"),
         ({"sampler": "magic"}, "sampler .*must be one of tpe, random, grid"),

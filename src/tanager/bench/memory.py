@@ -130,7 +130,7 @@ def _trial(workload: Workload, limit_bytes: int | None) -> Callable[[str, int], 
     if jax.default_backend() == "cpu":
         if limit_bytes is None:
             validate.refuse(
-                "limit_gib", None, "must be given on a CPU", "for example 8"
+                "--limit-gib", None, "must be given on a CPU", "for example 8"
             )
         return lambda name, rows: bytes_needed(workload, name, rows) <= limit_bytes
 

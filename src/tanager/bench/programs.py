@@ -88,7 +88,7 @@ def training(workload: Workload, name: str) -> Program:
 def known(strategies: Sequence[str]) -> list[str]:
     """Return each strategy once; refuse an unknown one."""
     for strategy in strategies:
-        validate.one_of(NAMES, strategy=strategy)
+        validate.one_of(NAMES, strategies=strategy)
     return list(dict.fromkeys(strategies))
 
 

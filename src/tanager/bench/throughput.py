@@ -167,7 +167,7 @@ def bench_throughput(
     if not physical_batches:
         validate.refuse("physical_batches", (), "must name at least one size")
     for size in physical_batches:
-        validate.whole(physical_batch=size, at_least=1)
+        validate.whole(physical_batches=size, at_least=1)
     require_nans()  # clipping does, once, and its program would count as a compilation
     examples = _Examples(workload, protocol)
     rows: list[dict[str, Any]] = []

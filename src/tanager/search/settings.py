@@ -16,7 +16,7 @@ from tanager.recipes import tasks
 from tanager.recipes.optimizers import optimizer
 from tanager.recipes.recipe import Recipe
 from tanager.search import jobs
-from tanager.search.simulation import Target, plan_simulation
+from tanager.search.simulation import TOO_SMALL, Target, plan_simulation
 from tanager.search.space import BUDGET, Space
 from tanager.training.run_folder import refuse_foreign
 
@@ -81,15 +81,17 @@ class Settings:
             at_least=1,
         )
         sizes, largest = self.batch_sizes, self.target.recipe.batch_size
-        rule = ""
+        rule = remedy = ""
         if not sizes:
             rule = "must have at least one"
         elif list(sizes) != sorted(set(sizes)):
             rule = "must be in rising order"
+        elif sizes[0] < 1:
+            rule, remedy = "must be at least 1", TOO_SMALL
         elif sizes[-1] > largest:
             rule = f"must be at most the target's batch size, {largest}"
         if rule:
-            validate.refuse("simulation_batch_sizes", sizes, rule)
+            validate.refuse("simulation_batch_sizes", sizes, rule, remedy)
         if self.sampler == "grid":
             self.space.points(self.target.recipe)  # refuses a range
         for batch_size in self.batch_sizes:

@@ -21,6 +21,9 @@ from tanager.recipes.recipe import Recipe
 from tanager.search.space import BUDGET, Space
 
 
+TOO_SMALL = "a batch in which fewer than one example is expected trains nothing"
+
+
 @dataclasses.dataclass(frozen=True)
 class Target:
     """The run that simulations stand for; `plan_simulation` makes one.
@@ -60,8 +63,7 @@ class Target:
             ValueError: the batch expects fewer than one example, or is larger than the
                 target's data.
         """
-        too_small = "a batch in which fewer than one example is expected trains nothing"
-        validate.whole(batch_size=batch_size, at_least=1, remedy=too_small)
+        validate.whole(batch_size=batch_size, at_least=1, remedy=TOO_SMALL)
         if batch_size > self.examples:
             rule = f"must be at most the {self.examples} training examples"
             validate.refuse("batch_size", batch_size, rule)
