@@ -80,6 +80,11 @@ def test_a_vote_is_in_the_metrics(tmp_path):
             "--augmentation none --flip",
             "flip (=True) does not apply to augmentation none: leave it out",
         ),
+        (
+            "--flip",
+            "--flip (=True) needs --augmentation-multiplicity, 1 or more: add it, or",
+        ),
+        ("--augmentation rrc", "--augmentation (='rrc') needs --augmentation-mult"),
         ("--crop-size 9", "--crop-size (=9) must be at most the image's 8 × 8"),
         (
             "--crop-padding 8 --augmentation-multiplicity 2",

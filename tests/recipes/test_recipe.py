@@ -192,6 +192,23 @@ def test_an_unknown_strategy_is_refused_before_data_are_read(strategy, capsys):
     assert not printed.out
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--lora-rank 8", "--lora-rank (=8) needs --fine-tune lora: add it, or leave"),
+        ("--head load", "--head (='load') needs --weights: add it, or leave this out"),
+        (
+            "--non-private --clip-norm 3",
+            "--clip-norm (=3.0) does not apply without privacy: leave it out",
+        ),
+    ],
+)
+def test_flags_that_do_nothing_alone_are_refused(words, message, capsys):
+    words = ["train", "cifar10-wrn-16-4", *words.split()]
+    assert main([*words, "--data", "/nowhere"]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_what_is_shared_by_the_runs_on_cifar10():
     for name in ("cifar10-wrn-16-4", "cifar10-wrn-40-4"):
         recipe = recipes.get(name).recipe

@@ -76,6 +76,8 @@ def parse(
         values["solve_for"] = _solved(given, values)
     recipe = Recipe(**values)
     _refuse_unused(recipe, given)
+    if command != "search":  # which may vary what they need
+        _refuse_alone(recipe, given)
     made = options(**own)
     refuse = getattr(made, "refuse_unused", None)
     if refuse is not None:
@@ -118,6 +120,27 @@ def _refuse_unused(recipe: Recipe, given: Collection[str]) -> None:
         if value and name not in {field.name for field in _fields(kind)}:
             rule = f"does not apply to augmentation {recipe.augmentation}"
             validate.refuse(name, value, rule, "leave it out")
+    if recipe.non_private:
+        for name in ("accountant", "adjacency", "clip_norm"):
+            if name in given:
+                rule = "does not apply without privacy"
+                validate.refuse(name, getattr(recipe, name), rule, "leave it out")
+
+
+def _refuse_alone(recipe: Recipe, given: Collection[str]) -> None:
+    """Refuse flags that do nothing without another one."""
+    views = recipe.augmentation_multiplicity or recipe.test_views or recipe.crop_size
+    weights = recipe.weights is not None or recipe.model == "auto"
+    needed = {
+        "lora_rank": ("--fine-tune lora", recipe.fine_tune == "lora"),
+        "head": ("--weights", weights or recipe.head != "load"),
+    }
+    for name in ("augmentation", "crop_padding", "padding_mode", "flip"):
+        needed[name] = ("--augmentation-multiplicity, 1 or more", views)
+    for name, (flag, there) in needed.items():
+        value = getattr(recipe, name)
+        if name in given and not there and value not in ("none", 0):
+            validate.refuse(name, value, f"needs {flag}", "add it, or leave this out")
 
 
 def _parse(
