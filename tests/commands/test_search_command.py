@@ -168,8 +168,13 @@ def test_bad_input_is_refused_before_anything_runs(tmp_path, words, message, cap
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--predict-examples", "100"], "examples (=100) must be at least the batch"),
-        (["--predict-examples", "0"], "examples (=0) must be at least 1"),
+        (
+            ["--predict-examples", "100"],
+            "--predict-examples (=100) must be at least 512",
+        ),
+        (["--try-examples", "0", "600"], "--try-examples (=0) must be at least 512"),
+        (["--simulation-batch-size", "0"], "--simulation-batch-size (=0) must be at"),
+        (["--simulation-batch-size", "600", "--flip"], "(=600) must be at most the"),
     ],
 )
 def test_a_table_of_data_that_cannot_be_is_refused_first(

@@ -116,9 +116,14 @@ class Data(_Table):
     def cells(self, target: Target, simulations: "Simulations") -> list["Cell"]:
         from tanager.search.experiments import data_quantity
 
-        target.at_examples(self._wanted(target))  # refused now, not at the end
         there = target.examples - simulations.validation_examples
         examples = self.try_examples or (there // 4, there // 2, there)
+        fewest, remedy = target.recipe.batch_size, "a batch is drawn from them"
+        # Refused now, not at the end.
+        wanted = self._wanted(target)
+        validate.whole(predict_examples=wanted, at_least=fewest, remedy=remedy)
+        for each in examples:
+            validate.whole(try_examples=each, at_least=fewest, remedy=remedy)
         return data_quantity(target, examples, simulations)
 
     def predict(self, target: Target, rows: Sequence[dict]) -> dict[str, Any]:
@@ -267,6 +272,7 @@ def tabulate(word: str, words: Sequence[str]) -> int:
     # JAX is imported from here on: the command line was fine.
     from tanager.recipes.repeats import sentence
     from tanager.search import experiments, jobs
+    from tanager.search.simulation import TOO_SMALL
 
     name = entry.name
     if options.training_accuracy and recipe.unreadable == "skip":
@@ -275,9 +281,13 @@ def tabulate(word: str, words: Sequence[str]) -> int:
         validate.refuse("unreadable", recipe.unreadable, rule, remedy)
     target = target_of(name, recipe)
     out = Path(recipe.out or f"runs/{name}-{word}")
-    batch_size = options.simulation_batch_size or min(
-        max(32, recipe.batch_size // 64), recipe.batch_size
-    )
+    batch_size = options.simulation_batch_size
+    if batch_size is None:
+        batch_size = min(max(32, recipe.batch_size // 64), recipe.batch_size)
+    validate.whole(simulation_batch_size=batch_size, at_least=1, remedy=TOO_SMALL)
+    if batch_size > recipe.batch_size:
+        rule = f"must be at most the target's batch size, {recipe.batch_size}"
+        validate.refuse("simulation_batch_size", batch_size, rule)
     factor = batch_size / recipe.batch_size
     simulations = experiments.Simulations(
         out,

@@ -76,7 +76,7 @@ def parse(
         values["solve_for"] = _solved(given, values)
     recipe = Recipe(**values)
     _refuse_unused(recipe, given)
-    if command != "search":  # which may vary what they need
+    if not command.startswith("search"):  # which may vary what they need
         _refuse_alone(recipe, given)
     made = options(**own)
     refuse = getattr(made, "refuse_unused", None)
