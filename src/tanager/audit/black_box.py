@@ -23,7 +23,13 @@ from jaxtyping import Array, PyTree
 from tanager import _validate as validate
 from tanager.audit.bounds import AuditResult, advantage, auc, finite, require_joining
 from tanager.audit.canaries import Rows, appended, joined, require_like, secret_of
-from tanager.audit.one_run import Guesses, guess, one_run, one_run_trade_off
+from tanager.audit.one_run import (
+    Guesses,
+    guess,
+    one_run,
+    one_run_trade_off,
+    p_value,
+)
 from tanager.compiling import filter_jit
 from tanager.data import as_source, gather
 from tanager.data.source import ArraySource, Source
@@ -88,10 +94,10 @@ def audit_one_run(
     validate.fraction(guessed=guessed)
     for mechanism in spent:
         require_joining(mechanism)
-    made = max(2, math.floor(guessed * len(candidates)))
+    validate.probability(confidence=confidence)
+    made = _made(len(candidates), guessed)
     proven = {"delta": delta, "confidence": confidence}
-    # Refused before the run: guesses that could prove nothing.
-    one_run(Guesses(len(candidates), made, made), **proven)
+    _require_provable(len(candidates), guessed, **proven)
     account = charging.account_of(problem, "audit")
     charging.require_room(account, spent, delta, out, seed)
     secret = secret_of(out, seed)
@@ -128,6 +134,33 @@ def audit_one_run(
         auc=auc(inside, outside),
         advantage=advantage(inside, outside),
     )
+
+
+def _made(canaries: int, guessed: float) -> int:
+    return max(2, math.floor(guessed * canaries))
+
+
+def _require_provable(
+    canaries: int, guessed: float, delta: float, confidence: float
+) -> None:
+    """Refuse canaries about which even right guesses prove nothing; say how many do."""
+
+    def proves(canaries: int) -> bool:
+        made = _made(canaries, guessed)
+        return p_value(Guesses(canaries, made, made), 0.0, delta) <= 1 - confidence
+
+    if proves(canaries):
+        return
+    rule = (
+        f"prove nothing at δ = {delta:g} with confidence {confidence:g}, even if all "
+        f"{_made(canaries, guessed)} guesses about them were right"
+    )
+    more = (math.ceil(made / guessed) for made in range(2, 1000))
+    enough = next((n for n in more if n > canaries and proves(n)), None)
+    remedy = "use a smaller δ, a larger share guessed, or less confidence"
+    if enough is not None:
+        remedy = f"at least {enough} could; or " + remedy
+    validate.refuse("canaries", canaries, rule, remedy)
 
 
 def _joined(source: Source, canaries: Source, chosen: np.ndarray) -> Source:
