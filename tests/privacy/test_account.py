@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import threading
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -458,7 +459,7 @@ def test_what_is_no_account_is_refused(tmp_path):
     ):
         Account(tmp_path).charge(charge(THREE[0]))
     (tmp_path / "file").write_text("{}\n")
-    for path in (tmp_path / "file/account", "/proc/none/account"):
+    for path in (tmp_path / "file/account", Path("/proc/none/account")):
         with pytest.raises(ValueError, match="cannot be read or written"):
             Account(path).charge(charge(THREE[0]))
     with pytest.raises(ValueError, match="or is not an account"):

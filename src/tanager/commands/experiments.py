@@ -266,8 +266,6 @@ def held_out(recipe: Recipe, target: Target) -> int:
 def tabulate(word: str, words: Sequence[str]) -> int:
     """Run `tanager search WORD RECIPE`; WORD is one of `TABLES`."""
     entry, recipe, options = flags.parse(f"search {word}", words, TABLES[word])
-    if options.simulation_batch_size is not None:
-        validate.whole(simulation_batch_size=options.simulation_batch_size, at_least=1)
 
     # JAX is imported from here on: the command line was fine.
     from tanager.recipes.repeats import sentence

@@ -131,7 +131,7 @@ def _refuse_alone(recipe: Recipe, given: Collection[str]) -> None:
     """Refuse flags that do nothing without another one."""
     views = recipe.augmentation_multiplicity or recipe.test_views or recipe.crop_size
     weights = recipe.weights is not None or recipe.model == "auto"
-    needed = {
+    needed: dict[str, tuple[str, bool | int | None]] = {
         "lora_rank": ("--fine-tune lora", recipe.fine_tune == "lora"),
         "head": ("--weights", weights or recipe.head != "load"),
     }

@@ -118,8 +118,6 @@ def run(arguments: Sequence[str]) -> int:
         return experiments.tabulate(words[0], words[1:])
     entry, recipe, options = flags.parse("search", words, Options)
     validate.whole(trials=options.trials, parallel=options.parallel, at_least=1)
-    for size in options.simulation_batch_sizes:
-        validate.whole(simulation_batch_sizes=size, at_least=1)
     search = _search_privately if options.private else _search
     return search(entry.name, recipe, options)
 

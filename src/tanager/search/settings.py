@@ -81,17 +81,17 @@ class Settings:
             at_least=1,
         )
         sizes, largest = self.batch_sizes, self.target.recipe.batch_size
-        rule = remedy = ""
+        for size in sizes:
+            validate.whole(simulation_batch_sizes=size, at_least=1, remedy=TOO_SMALL)
+        rule = ""
         if not sizes:
             rule = "must have at least one"
         elif list(sizes) != sorted(set(sizes)):
             rule = "must be in rising order"
-        elif sizes[0] < 1:
-            rule, remedy = "must be at least 1", TOO_SMALL
         elif sizes[-1] > largest:
             rule = f"must be at most the target's batch size, {largest}"
         if rule:
-            validate.refuse("simulation_batch_sizes", sizes, rule, remedy)
+            validate.refuse("simulation_batch_sizes", sizes, rule)
         if self.sampler == "grid":
             self.space.points(self.target.recipe)  # refuses a range
         for batch_size in self.batch_sizes:
