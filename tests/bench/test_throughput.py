@@ -152,8 +152,10 @@ def test_data_too_large_for_memory_repeat_themselves(monkeypatch):
         (["--sample-rate", "1.5"], "sample-rate (=1.5) must be above 0"),
         (["--steps", "0"], "steps (=0) must be"),
         (["--strategies", "best"], "--strategies (='best')"),
+        (["--strategies"], "--strategies (=()) must name at least one strategy"),
         (["--plot", "a.txt"], "plot (='a.txt') must end in .png or .svg"),
-        (["--beside", "none.json"], "none.json"),
+        (["--beside", "none.json"], "(='none.json') is drawn: it needs --plot"),
+        (["--beside", "none.json", "--plot", "a.png"], "none.json') cannot be read"),
     ],
 )
 def test_bad_input_is_one_message(capsys, words, message):

@@ -86,7 +86,9 @@ def training(workload: Workload, name: str) -> Program:
 
 
 def known(strategies: Sequence[str]) -> list[str]:
-    """Return each strategy once; refuse an unknown one."""
+    """Return each strategy once; refuse an unknown one, and none at all."""
+    if not strategies:
+        validate.refuse("strategies", (), "must name at least one strategy")
     for strategy in strategies:
         validate.one_of(NAMES, strategies=strategy)
     return list(dict.fromkeys(strategies))

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import tyro
 from rich.table import Table
 
+from tanager import _validate as validate
 from tanager.commands.bench.measured import STOPPED, Measured, Outcome
 from tanager.commands.tables import digits, error_lines, exit_code, new_table, number
 
@@ -48,6 +49,8 @@ class Throughput(Measured):
 
         if self.plot is not None:
             figures.check_ending(self.plot)
+        elif self.beside:
+            validate.refuse("beside", f"{self.beside[0]}", "is drawn: it needs --plot")
         others = [throughput_figures.read(path) for path in self.beside]
         workload = self.workload()
         protocol = throughput.Protocol(self.examples, self.sample_rate, self.steps)
