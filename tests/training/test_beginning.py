@@ -10,6 +10,7 @@ import optax.contrib
 import pytest
 from small_runs import examples, first_params, loss, run
 
+import tanager
 from tanager.data import ArraySource, subset
 from tanager.parallel import hosts
 from tanager.privacy.mechanism import Mechanism
@@ -25,6 +26,12 @@ def with_a(number):
 
 def aggregate():
     return optax.contrib.differentially_private_aggregate(1.0, 1.0, 0)
+
+
+def noise():
+    seed, params = tanager.Seed.from_int(0), {"w": jnp.zeros((3, 2))}
+    mechanism = Mechanism(0.1, 1.0, 5)
+    return tanager.GaussianNoise(mechanism, 1.0, seed, params, tanager.Ledger())
 
 
 class HasTx:
@@ -64,6 +71,7 @@ def test_an_optimizer_that_cannot_work_is_refused(name, tmp_path):
         lambda: optax.contrib.dpsgd(0.1, 1.0, 1.0, 0),
         aggregate,
         lambda: optax.masked(aggregate(), {"w": True}),
+        lambda: optax.chain(tanager.gaussian_noise(noise()), optax.sgd(0.1)),
     ],
 )
 def test_an_optimizer_that_privatises_is_refused(optimizer):

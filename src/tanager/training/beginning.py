@@ -29,7 +29,7 @@ from tanager.training.problem import DPSGD, Problem
 
 _INPUTS = ("data['image']", "data['features']")
 _ROWS = 4096  # looked at together
-_AGGREGATE = "DifferentiallyPrivateAggregateState"
+_PRIVATE = "DifferentiallyPrivateAggregateState", "GaussianNoiseState"
 
 
 def check(
@@ -190,13 +190,10 @@ def check_optimizer(optimizer: Any, params: PyTree) -> None:
         validate.refuse("optimizer", name, "must be an optax transformation", remedy)
 
     before = _shapes_of(name, optimizer.init, params)
-    if _AGGREGATE in str(jax.tree.structure(before)):
-        validate.refuse(
-            "optimizer",
-            name,
-            "clips and adds noise, and tanager already clips and adds noise",
-            "give the optimizer alone, such as optax.sgd(0.1)",
-        )
+    if any(state in str(jax.tree.structure(before)) for state in _PRIVATE):
+        rule = "clips or adds noise, and tanager already clips and adds noise"
+        remedy = "give the optimizer alone, such as optax.sgd(0.1)"
+        validate.refuse("optimizer", name, rule, remedy)
 
     def step(params: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         gradient = jax.tree.map(jnp.zeros_like, params)
