@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, ArrayLike, Int, Key, UInt32
 
 from tanager import _validate as validate
@@ -52,21 +53,31 @@ def example_keys(
         step: from 0.
         indices: numbers of examples, from `PhysicalBatch.indices`.
         view: which of the example's views, from 0.
+
+    Raises:
+        ValueError: `seed` is of another kind, or a number is out of range.
     """
     remedy = "tanager.Seed.from_os(), or that of the run; a JAX key is not a seed"
     validate.instance(Seed, remedy, seed=seed)
     validate.whole(step=np.asarray(step).tolist(), view=view, at_least=0)
-    numbers = jnp.asarray(indices)
+    numbers = indices if isinstance(indices, jax.Array) else np.asarray(indices)
     if not jnp.issubdtype(numbers.dtype, jnp.integer):
         remedy = "1.0 and 1.5 would be given one key"
         validate.refuse("indices", indices, "must be whole numbers", remedy)
+    if numbers.ndim != 1:
+        rule = "must have one axis, a number for each example"
+        validate.refuse("indices", indices, rule)
+    known = not isinstance(numbers, Tracer)
+    if known and not all(0 <= number < 2**31 for number in numbers.tolist()):
+        remedy = "1 and 2³² + 1 would be given one key"
+        validate.refuse("indices", indices, "must be at least 0 and below 2³¹", remedy)
     (key,) = derive_keys(seed, "augmentation", step)
 
     def one(index: Array) -> Array:
         own = jax.random.fold_in(jax.random.fold_in(key, index), view)
         return jax.random.split(own)[1]  # the first is that of the augmentation
 
-    return jax.vmap(one)(numbers)
+    return jax.vmap(one)(jnp.asarray(numbers))
 
 
 def is_key(leaf: Any) -> TypeGuard[Array]:
