@@ -176,6 +176,24 @@ WRONG = {
         ),
         "trainable['w'] (of type int) must be Python's True or False",
     ),
+    "a norm of None": (
+        lambda: tanager.clipped_grad(loss, clip_norm={"w": 1.0, "b": None})(TWO, DATA),
+        "what is clipped or of a part of it: it lacks ['b'][0], ['b'][1]",
+    ),
+    "norms of parts that a transform joined": (
+        lambda: tanager.clipped_grad(
+            loss, clip_norm={"w": 1.0}, transform=lambda gradient: gradient["w"]
+        )(PARAMS, DATA),
+        "it lacks one for the only leaf, and it has ['w'] in addition",
+    ),
+    "a number as style": (
+        lambda: unchecked(loss, clip_norm=1.0, style=3),
+        "style (of type int) must be of type Style: clip, automatic, or tanager.clip",
+    ),
+    "None as the style of a run": (
+        lambda: tanager.DPSGD(MECHANISM, optax.sgd(1.0), delta=1e-3, style=None),
+        "style (of type NoneType) must be of type Style",
+    ),
     "a word as has_aux": (
         lambda: unchecked(loss, clip_norm=1.0, has_aux="yes"),
         "has_aux (of type str) must be of type bool",

@@ -174,6 +174,7 @@ _MADE = {
     "Ledger": "tanager.Ledger(path), or None",
     "Mechanism": "tanager.calibrate(…), or tanager.Mechanism(…)",
     "Seed": "tanager.Seed.from_os()",
+    "Style": 'clip, automatic, or tanager.clipping.Style("automatic", gamma)',
 }
 
 

@@ -71,6 +71,7 @@ from tanager.clipping.rules.factors import (
     by_row,
     checked_norms,
     parts_of,
+    style_of,
 )
 from tanager.compiling import filter_jit, require_nans
 
@@ -402,8 +403,7 @@ def clipped_grad(
         rule = "must be a function of one example's gradient, or None"
         validate.refuse("transform", transform, rule)
     validate.instance(bool, "True where the loss returns (loss, aux)", has_aux=has_aux)
-    style = Style(style) if isinstance(style, str) else style
-    norms = checked_norms(clip_norm)
+    style, norms = style_of(style), checked_norms(clip_norm)
     return ClippedGrad(
         loss, norms, strategy, memory, trainable, has_aux, style, transform
     )

@@ -22,7 +22,7 @@ from tanager import _validate as validate
 from tanager.adaptive import AdaptiveClipping
 from tanager.clipping import STRATEGIES
 from tanager.clipping.analysis import batches, keyed
-from tanager.clipping.rules.factors import CLIP, Style
+from tanager.clipping.rules.factors import CLIP, Style, style_of
 from tanager.clipping.transform import split
 from tanager.data import Source, as_source
 from tanager.data.grouped import Grouped
@@ -199,7 +199,7 @@ class DPSGD:
     @property
     def clipping_style(self) -> Style:
         """`style` as a `clipping.Style`."""
-        return Style(self.style) if isinstance(self.style, str) else self.style
+        return style_of(self.style)
 
     def mechanisms(self) -> list[Mechanism]:
         """Return all that a run spends: on the class counts, if any, and the steps."""

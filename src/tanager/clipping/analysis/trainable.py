@@ -59,7 +59,9 @@ def misfit(tree: PyTree, whole: PyTree) -> str:
 
     A leaf of the tree stands for all leaves of the whole that are below it.
     """
-    given, wanted = ([path for path, _ in _leaves(each)] for each in (tree, whole))
+    frozen = [path for path, leaf in _leaves(whole) if leaf is None]
+    given = [own for own, leaf in _leaves(tree) if leaf is not None or own in frozen]
+    wanted = [path for path, _ in _leaves(whole)]
     missing = [path for path in wanted if not any(_below(path, own) for own in given)]
     extra = [own for own in given if not any(_below(path, own) for path in wanted)]
     named = [
@@ -81,7 +83,8 @@ def _below(path: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
 
 
 def _named(paths: list[tuple[Any, ...]]) -> str:
-    shown = ", ".join(map(jax.tree_util.keystr, paths[:_MOST]))
+    names = [jax.tree_util.keystr(path) for path in paths[:_MOST]]
+    shown = ", ".join(name or "one for the only leaf" for name in names)
     return shown + f" and {len(paths) - _MOST} more" * (len(paths) > _MOST)
 
 

@@ -67,6 +67,18 @@ CLIP = Style()
 """The ordinary one."""
 
 
+def style_of(style: str | Style) -> Style:
+    """Return a style that is given as itself or by its name.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(style, str):
+        return Style(style)
+    validate.instance(Style, style=style)
+    return style
+
+
 class ClipFactors(NamedTuple):
     """What each example counts for in the sum.
 
