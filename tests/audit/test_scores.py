@@ -49,8 +49,15 @@ def test_useless_and_reversed_scores_prove_nothing():
     for inside, outside in ((np.zeros(50), np.zeros(50)), (lower, higher)):
         audit = ScoreAudit(inside, outside)
         assert audit.epsilon_lower_bound(delta=1e-5) == 0.0
+        assert audit.epsilon_raw_counts(min_count=1) == 0.0
         assert audit.max_accuracy() >= 0.5
     assert ScoreAudit(np.zeros(99), np.zeros(99)).epsilon_raw_counts() == 0.0
+
+
+def test_every_member_is_found_where_all_are_called_members():
+    draw = np.random.default_rng(0)
+    audit = ScoreAudit(draw.normal(1, 1, 500), draw.normal(0, 1, 400))
+    assert audit.tpr_at_fpr(1.0) == 1.0
 
 
 @pytest.mark.parametrize(

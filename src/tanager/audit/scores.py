@@ -165,18 +165,17 @@ class ScoreAudit:
         )
 
     def _hull(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the same on the concave hull.
+        """Return the same at the corners of the concave hull.
 
         Against the number called in, the hull's slopes are the antitonic regression of
         the curve's.
         """
         positives, found = self._counts()
         called = np.diff(positives + found)
-        slopes = optimize.isotonic_regression(
+        corners = optimize.isotonic_regression(
             np.diff(found) / called, weights=called, increasing=False
-        ).x
-        hull = np.append(0, np.cumsum(slopes * called))
-        return positives + found - hull, hull
+        ).blocks
+        return positives[corners], found[corners]
 
     def _raw(self, delta: float, min_count: int) -> float:
         outside = len(self.outside)
