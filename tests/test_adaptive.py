@@ -136,6 +136,14 @@ def test_whatever_the_noise_the_norm_stays_one_that_clips(count, limit):
     assert np.abs(flat(out.sum)).max() > 0
 
 
+def test_the_norm_follows_where_transfers_are_refused():
+    _, clip = clip_of()
+    w, data = jnp.zeros(D), jnp.asarray(DATA)
+    with jax.transfer_guard("disallow"):
+        _, (_, count) = clip(w, data, None, clip.first)
+        clip(w, data, None, clip.next(clip.first, count))
+
+
 def options_of(**options):
     own = {"loss": loss, "params": jnp.zeros(D), "data": (DATA,)}
     own |= {"loss": lambda w, example: loss(w, example[0]), "mechanism": MECHANISM}

@@ -1,5 +1,6 @@
 """JAX keys of a run's seed."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -20,3 +21,8 @@ import tanager
 def test_indices_that_are_no_numbers_of_examples_are_refused(indices, rule):
     with pytest.raises(ValueError, match=rf"indices \(=.*must {rule}"):
         tanager.example_keys(tanager.Seed.from_os(), 0, indices)
+
+
+def test_keys_are_made_where_transfers_are_refused():
+    with jax.transfer_guard("disallow"):
+        tanager.example_keys(tanager.Seed.from_os(), 0, np.arange(3))

@@ -281,7 +281,10 @@ def test_nothing_is_transferred_without_a_word():
     update, total = jax.jit(gaussian_noise(noise).update), sums(noise)
     clipped = clipped_by(noise)
     with jax.transfer_guard("disallow"):
-        _, state = update(total, gaussian_noise(noise).init(PARAMS))
+        other, state = noise_with(), gaussian_noise(noise).init(PARAMS)
+        other(other.grid.add(other.zeros(), clipped), 0)
+        gaussian_noise(noise_with(tanager.Ledger())).update(clipped, state)
+        _, state = update(total, state)
         _, state = update(total, state)
         update(clipped, state)
 

@@ -156,12 +156,14 @@ class AdaptiveClip:
         own = out[0] if self.grad_fn.has_aux else out
         return out, (own.sum, self._count(own.norms, mask, clip_norm))
 
+    @jax.transfer_guard("allow")
     def _count(self, norms: Array, mask: Array, clip_norm: ArrayLike) -> Array:
         signs = jnp.where(norms <= clip_norm, 1, -1)
         counted = mask & jnp.isfinite(norms)
         count = jnp.sum(jnp.where(counted, signs, 0), dtype=jnp.int32)
         return count.astype(jnp.float32) * (self.weight / 2)  # exact below 2²⁴ rows
 
+    @jax.transfer_guard("allow")
     def next(self, clip_norm: ArrayLike, count: ArrayLike) -> Array:
         """Return C after a step, float32[], from the count that was released."""
         share = jnp.asarray(count) / (self.weight * self.batch_size) + 0.5

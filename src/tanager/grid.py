@@ -93,6 +93,7 @@ class Grid:
         )
         return Whole(each, each, self)
 
+    @jax.transfer_guard("allow")
     def zeros(self, params: PyTree) -> Whole:
         """Return the sum of no examples, shaped like `params`."""
         return jax.tree.map(jnp.zeros_like, self.shapes(params))

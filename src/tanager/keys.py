@@ -39,6 +39,7 @@ def from_words(words: UInt32[ArrayLike, "*shape 2"]) -> Key[Array, "*shape"]:
     return jax.random.wrap_key_data(jnp.asarray(words), impl="threefry2x32")
 
 
+@jax.transfer_guard("allow")
 def example_keys(
     seed: Seed, step: int, indices: Int[ArrayLike, " b"], view: int = 0
 ) -> Key[Array, " b"]:

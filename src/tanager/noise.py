@@ -189,6 +189,7 @@ class GaussianNoise:
         self._require_sum(total)
         return self.grid.floats(self.grid.plus(total, drawn), self._like)
 
+    @jax.transfer_guard("allow")
     def __call__(self, total: Whole, step: ArrayLike) -> PyTree:
         """Return the sum of a logical batch plus the noise of its step, in floats.
 

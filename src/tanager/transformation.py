@@ -64,6 +64,7 @@ def gaussian_noise(noise: GaussianNoise) -> optax.GradientTransformation:
         noise.require_like(split(params)[0])
         return GaussianNoiseState(jax.device_put(np.int32(noise.first_step)))
 
+    @jax.transfer_guard("allow")
     def update(
         updates: Any, state: Any, params: PyTree = None
     ) -> tuple[PyTree, GaussianNoiseState]:

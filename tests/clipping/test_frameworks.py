@@ -268,3 +268,4 @@ def test_nothing_is_transferred_without_a_word():
     w, x = jnp.ones(2), jnp.ones((3, 2))
     with jax.transfer_guard("disallow"):
         grad_fn(w, x)
+        grad_fn(w, x, clip_norm=0.5)

@@ -148,7 +148,8 @@ class ClippedGrad:
         if clip_norm is None:
             clip_norm = self.clip_norm
         else:
-            clip_norm = jax.tree.map(jnp.asarray, checked_norms(clip_norm))
+            with jax.transfer_guard("allow"):
+                clip_norm = jax.tree.map(jnp.asarray, checked_norms(clip_norm))
         batches.refuse_typed_axes(params, batch)
         if (keys is None) == self._takes_key:
             raise ValueError(
