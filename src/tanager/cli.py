@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -34,8 +35,8 @@ COMMANDS = {
     "completion": "print a script with which bash, zsh or fish completes words",
 }
 
-_OF_RECIPES = {"train", "search", "audit"}
-"""Commands with a flag for each field of a recipe."""
+_OF_RECIPES = {"train", "search", "audit", "plan"}
+"""Commands whose flags are fields of a recipe, beside their own."""
 
 _USAGE = "\n".join(
     [
@@ -128,20 +129,31 @@ def _lacks_memory(error: Exception) -> bool:
 
 
 def _with_flag(words: Sequence[str], message: str) -> str:
-    """Return a message with the field that it begins with written as its flag."""
+    """Return a message with the fields that it names written as their flags."""
     typed = (word[2:].partition("=")[0] for word in words if word.startswith("--"))
     flags = {flag.replace("-", "_") for flag in typed}
     if words[0] in _OF_RECIPES:
         from tanager.recipes.recipe import Recipe
 
-        options = importlib.import_module(f"tanager.commands.{words[0]}").Options
+        command = importlib.import_module(f"tanager.commands.{words[0]}")
+        options = getattr(command, "Options", None) or command.Arguments
         flags |= {each.name for kind in (Recipe, options) for each in fields(kind)}
+    flags -= {"solve_for"}
     name, mark, rest = message.partition(" (=")
     if name == "path" and "data" in flags:
         name = "data"
-    if not mark or name not in flags - {"solve_for"}:
-        return message
-    return f"--{name.replace('_', '-')}{mark}{rest}"
+    if mark and name in flags:
+        message = f"{_flag(name)}{mark}{rest}"
+    # A name of several words is a field's, except in a path, a value or Python code.
+    return re.sub(
+        r"(?<![\w./'\"-])[a-z]+_[a-z_]+(?![\w./'\"=-]| \(--)",
+        lambda found: _flag(found[0]) if found[0] in flags else found[0],
+        message,
+    )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:

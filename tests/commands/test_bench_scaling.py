@@ -171,7 +171,7 @@ def test_strong_scaling_is_measured_and_fitted(capsys):
         (["--chunks", "0"], "chunks (=0) must be at least 1"),
         (
             ["--chunks", "4", "--logical-batch", "64"],
-            "chunks (=4) does not go with logical_batch: leave one of them away",
+            "chunks (=4) does not go with --logical-batch: leave one of them away",
         ),
         (
             ["--logical-batch", "100"],

@@ -131,7 +131,7 @@ def test_the_run_it_is_for_is_trained_from_the_study(study, tmp_path, capsys):
 def test_other_settings_in_the_same_folder_are_refused(study, capsys):
     assert main([*WORDS, "--clip-norm", "2", "--out", str(study)]) == 2
     error = capsys.readouterr().err
-    assert "clip_norm was 1.0 and is 2.0" in error and "folder (--out)" in error
+    assert "--clip-norm was 1.0 and is 2.0" in error and "folder (--out)" in error
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_a_budget_is_searched_and_its_winner_trained_on_all(
     assert f"{100 * rows[0]['training_accuracy']:.2f} %" in printed
     assert main([*words, "--noise-multiplier", "3"]) == 2
     error = capsys.readouterr().err
-    assert "cannot be resumed: noise_multiplier was 4.0 and is 3.0" in error
+    assert "cannot be resumed: --noise-multiplier was 4.0 and is 3.0" in error
     assert main(words[:-1]) == 2
     error = capsys.readouterr().err
     assert "training_accuracy was True and is False" in error
@@ -329,7 +329,9 @@ def test_a_cumulative_ablation_changes_one_after_another(tmp_path, capsys):
     assert (out / "curves.png").stat().st_size > 10_000
     # Other first values have cells of the same names.
     assert main([*words[:-1], "ema-decay=0.5,0.9"]) == 2
-    assert "cannot be resumed: ema_decay was 0.0 and is 0.5" in capsys.readouterr().err
+    assert (
+        "cannot be resumed: --ema-decay was 0.0 and is 0.5" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

@@ -109,10 +109,10 @@ def test_persons_held_out_examples_and_solvers(file, tmp_path, capsys):
         (["--fine-tune", "all"], "trains a last layer alone, without augmentation"),
         (
             ["--image-size", "8"],
-            "--image-size (=8) must be left out with features_from",
+            "--image-size (=8) must be left out with --features-from",
         ),
-        (["--features", "f"], "features (='f') must be left out with features_from"),
-        (["--stream", "True"], "stream (=True) must be left out with features_from"),
+        (["--features", "f"], "features (='f') must be left out with --features-from"),
+        (["--stream", "True"], "stream (=True) must be left out with --features-from"),
         (["--data", "d"], "--data (='d') does not apply to features"),
         (
             ["--solver", "class-means", "--batch-size", "9"],
