@@ -22,6 +22,7 @@ from tanager.recipes import runner
 from tanager.training.estimate import Estimate
 
 
+PLAN = ["plan", "--examples=9", "--batch-size=3"]
 SHORT = ["train", "digits", "--model", "linear", "--steps", "2", "--strategy", "bk"]
 SHORT += ["--noise-multiplier", "0.8", "--batch-size", "64", "--out"]
 
@@ -117,6 +118,11 @@ def test_help_of_a_flag_has_the_line_breaks_of_its_box_only(capsys, words):
             "folder --data /tmp",
         ),
         (["train", "folder", "my images"], "write --data 'my images'"),
+        (
+            ["train", "--data", "/tmp", "mnist-lenet"],
+            "recipe (='mnist-lenet') comes after a flag: name the recipe first: "
+            "tanager train mnist-lenet",
+        ),
         (["train", "--resume", "--out", "x"], "error: --resume (=True) names the last"),
         (
             ["train", "--epsilon", "4,5"],
@@ -140,8 +146,16 @@ def test_help_of_a_flag_has_the_line_breaks_of_its_box_only(capsys, words):
             "error: --data (='/nowhere') does not exist",
         ),
         (
-            ["plan", "--examples=9", "--batch-size=3", "--steps=5", "--epsilon=-1"],
+            [*PLAN, "--steps=5", "--epsilon=-1"],
             "error: --epsilon (=-1.0) must be positive",
+        ),
+        (
+            [*PLAN, "--steps=9", "--epsilon=1e-9", "--delta=1e-30"],
+            "any value of --noise-multiplier spends: --noise-multiplier = 1e+08",
+        ),
+        (
+            ["train", "--features-from", "x", "--augmentation-multiplicity", "3"],
+            "or give model linear and --fine-tune last-layer",
         ),
         (["bench", "step", "--repeats=0"], "error: --repeats (=0) must be at least"),
     ],

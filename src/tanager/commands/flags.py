@@ -161,15 +161,20 @@ def _parse(
     _require_numbers(words, options, Recipe)
     shown = default.to_json()
     del shown["solve_for"]
-    return vars(
-        tyro.cli(
-            both,
-            prog=f"tanager {command} {entry.name}",
-            description=f"{purpose}\n\nRecipe {entry.name}: {entry.summary}\n\n{names}",
-            default=both(**shown),
-            args=list(words),
-        )
+    parsed = functools.partial(
+        tyro.cli,
+        both,
+        prog=f"tanager {command} {entry.name}",
+        description=f"{purpose}\n\nRecipe {entry.name}: {entry.summary}\n\n{names}",
+        default=both(**shown),
+        args=list(words),
     )
+    found, unknown = parsed(return_unknown_args=True)
+    if unknown[:1] and unknown[0] in recipes.RECIPES:
+        rule = "comes after a flag"
+        remedy = f"name the recipe first: tanager {command} {unknown[0]} --…"
+        validate.refuse("recipe", unknown[0], rule, remedy)
+    return vars(parsed() if unknown else found)  # the former says what is unknown
 
 
 def read(options: type[Options], command: str, words: Sequence[str]) -> Options:
