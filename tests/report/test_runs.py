@@ -123,6 +123,23 @@ def test_a_comparison_shows_what_differs_and_only_that(folder, tmp_path, capsys)
     assert text.count("<svg") == 1 and "http" not in text.replace("http-equiv", "")
 
 
+def test_a_comparison_refuses_what_is_no_run_and_what_its_ledger_denies(
+    folder, tmp_path, capsys
+):
+    for name, file, fields in (
+        ("an exported model", "config.json", {"tanager": {}}),
+        ("in result.json", "result.json", {"epsilon": 0.1}),
+    ):
+        run = shutil.copytree(folder / "one", tmp_path / file)
+        content = json.loads((run / file).read_text())
+        (run / file).write_text(json.dumps(content | fields))
+        if name == "an exported model":
+            (run / "ledger.jsonl").unlink()
+            (run / "result.json").unlink()
+        assert main(["runs", "compare", str(folder / "two"), str(run)]) == 2
+        assert name in capsys.readouterr().err
+
+
 def test_a_damaged_run_is_named_and_the_others_listed(folder, tmp_path, capsys):
     for name, config in (("bad", "{"), ("good", None)):
         run = tmp_path / name
@@ -144,7 +161,7 @@ def test_a_damaged_run_is_named_and_the_others_listed(folder, tmp_path, capsys):
     [
         (["runs", "nowhere"], "folder (='nowhere') is not a folder: name the folder"),
         (["runs", "compare", "one"], "runs (='one') must name two runs or more"),
-        (["runs", "compare", "no-run", "one"], "run (='no-run') has no config.json"),
+        (["runs", "compare", "no-run", "one"], "is not the folder of a run: it has no"),
         (["runs", "compare", "one", "two", "--to", "."], "--to (='.') is a folder: "),
         (["report", "no-run"], "run (='no-run') is not the folder of a run: it has no"),
     ],

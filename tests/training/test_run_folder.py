@@ -159,6 +159,12 @@ def test_the_log_of_a_job_is_better_elsewhere(tmp_path):
         RunFolder(tmp_path)
 
 
+def test_an_exported_model_is_no_folder_to_train_in(tmp_path):
+    (tmp_path / "config.json").write_text('{"tanager": {}}')
+    with pytest.raises(ValueError, match="holds an exported model, not a run: train"):
+        RunFolder(tmp_path)
+
+
 @pytest.mark.parametrize(
     "name", ["config.json", "metrics.jsonl", "model.safetensors", "report.html"]
 )

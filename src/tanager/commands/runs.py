@@ -29,7 +29,10 @@ class Listing:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Write a page with results, curves and settings of some runs side by side."""
+    """Write a page with results, curves and settings of some runs side by side.
+
+    A run whose result.json does not follow from its ledger is refused.
+    """
 
     runs: Positional[tuple[Path, ...]]
     """Folders of two runs or more."""
@@ -50,6 +53,11 @@ def run(arguments: Sequence[str]) -> int:
         if options.to.is_dir():
             remedy = "name a file, such as comparison.html"
             validate.refuse("to", str(options.to), "is a folder", remedy)
+        from tanager.training.export import check_claims
+
+        for each in options.runs:
+            if (each / "result.json").exists() or not (each / "ledger.jsonl").exists():
+                check_claims(each)
         print(runs.write_comparison(options.runs, options.to))
         return 0
     rows = []

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from tanager import _validate as validate
 from tanager import models
 from tanager._files import as_json, json_text, new_folder, write_text
-from tanager._reading import read_json, reading
+from tanager._reading import reading
 from tanager._record import Maybe, check_record, read_record
 from tanager._version import __version__
 from tanager.models import weights as files
@@ -30,6 +30,7 @@ from tanager.report.card import model_card
 from tanager.report.run_files import read_config, read_result
 from tanager.training import onnx
 from tanager.training.result import PERSON_SIZES, cost
+from tanager.training.run_folder import is_exported
 
 
 FORMATS = ("tanager", "timm", "onnx")
@@ -158,7 +159,7 @@ def _require(run: Path, name: str) -> None:
     if (run / name).is_file():
         return
     if (run / "config.json").is_file():
-        if "tanager" in read_json(run / "config.json"):
+        if is_exported(run):
             remedy = "give the folder of the run that it was exported from"
             _refuse(run, "is an exported model, not a run", remedy)
         _refuse(run, "is not finished", _REPEAT)

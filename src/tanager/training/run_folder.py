@@ -26,7 +26,7 @@ from typing import NoReturn
 
 from tanager import _validate as validate
 from tanager._files import write_json, write_json_once
-from tanager._reading import reading
+from tanager._reading import read_json, reading
 from tanager._record import Maybe, read_record
 from tanager._text import in_bytes
 from tanager.seed import Seed
@@ -217,6 +217,8 @@ class RunFolder:
         begun = self._seed_file.exists() or self.ledger.exists()
         others = [name for name in _WRITTEN if (self.path / name).exists()]
         if others and not begun:
+            if is_exported(self.path):
+                self._refuse("holds an exported model, not a run", _REMEDY)
             self._refuse(f"holds a {others[0]} that tanager did not write", _REMEDY)
         if not begun:
             refuse_foreign(self.path, (self.private.name, "job.lock"))
@@ -325,6 +327,13 @@ class RunFolder:
                 f"{in_bytes(needed)}",
                 "free some space, or train into a folder on another disk",
             )
+
+
+def is_exported(folder: Path) -> bool:
+    """Return whether a folder holds a model that `tanager export` wrote."""
+    with contextlib.suppress(ValueError, OSError):
+        return "tanager" in read_json(folder / "config.json")
+    return False
 
 
 def seed_of(folder: str | os.PathLike) -> Seed | None:
