@@ -283,6 +283,25 @@ def test_a_path_with_the_signs_of_a_markup_is_a_path(tmp_path, capsys):
     assert f"run: {out} (finished before: nothing is trained;" in printed
 
 
+def test_a_folder_of_another_run_is_refused_before_anything_is_computed(
+    tmp_path, capsys, monkeypatch
+):
+    out, other = tmp_path / "run", tmp_path / "exported"
+    assert main([*SHORT, str(out)]) == 0
+    other.mkdir()
+    (other / "config.json").write_text('{"tanager": {}}')
+    capsys.readouterr()
+    monkeypatch.setattr(runner.tasks, "make", None)
+    for folder, words, message in (
+        (out, ["--steps", "3"], "recipe.steps was 2 and is 3"),
+        (out, ["--seed", "3"], "differs from the seed of this run folder"),
+        (other, [], "holds an exported model, not a run"),
+    ):
+        assert main([*SHORT, str(folder), *words]) == 2
+        printed, error = capsys.readouterr()
+        assert message in error and "run:" not in printed
+
+
 def test_json_is_one_object_and_quiet_nothing(tmp_path, capsys):
     out = str(tmp_path / "run")
     assert main([*SHORT, out, "--json", "--fast"]) == 0

@@ -41,16 +41,17 @@ def test_the_loss_of_each_class_is_multiplied_by_its_weight(tmp_path):
 @pytest.mark.usefixtures("stops_when_charged")
 def test_weights_are_given_by_name_and_recorded(tmp_path, capsys):
     words = ["train", "digits", "--model", "linear", "--strategy", "bk"]
-    words += ["--steps", "1", "--noise-multiplier", "2", "--out", str(tmp_path / "a")]
-    words += ["--account", "none", "--class-weights"]
+    words += ["--steps", "1", "--noise-multiplier", "2", "--account", "none"]
+    words += ["--out", str(tmp_path / "a"), "--class-weights"]
     assert main([*words, "3", "5", "8", "0.25"]) == 130
     config = json.loads((tmp_path / "a/config.json").read_text())
     assert config["recipe"]["class_weights"] == {"3": 5.0, "8": 0.25}
     for given, message in (
         (["eight", "2"], "--class-weights (='eight')"),
-        (["3", "0"], "class_weights of 3 (=0.0) must be positive"),
+        (["3", "0"], "--class-weights of 3 (=0.0) must be positive"),
     ):
-        assert main([*words[:-3], "--class-weights", *given]) == 2
+        words[-2] = str(tmp_path / "b")
+        assert main([*words, *given]) == 2
         assert message in capsys.readouterr().err
 
 

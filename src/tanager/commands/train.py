@@ -131,6 +131,9 @@ def _train(
     with runner.in_folder(prepared) as placed, _saying_how_to_resume(recipe, placed):
         runner.require_layout(placed)
         account, results = account_of(recipe, prepared.dataset), []
+        links = None if found is None else found.links()
+        for each in repeats.repeated(placed, options.repeats):
+            runner.require_resumable(each, links)
         repeats.require_room(placed, options.repeats, account)
         out = str(placed.recipe.out)
         again = f"stopped? repeat the command with --out {shlex.quote(out)}"
@@ -145,7 +148,7 @@ def _train(
             result = runner.run(
                 each,
                 progress=not quiet,
-                links=None if found is None else found.links(),
+                links=links,
                 account=account,
                 on_estimate=None if quiet or options.yes else _ask,
                 fast=options.fast,

@@ -10,6 +10,7 @@ from typing import Any
 
 from tanager import _processor, data
 from tanager import _validate as validate
+from tanager._files import as_json
 from tanager._record import Maybe, read_record
 from tanager.adaptive import AdaptiveClipping
 from tanager.data.datasets import labels_of
@@ -24,7 +25,7 @@ from tanager.recipes.budget import Budget, solve_budget
 from tanager.recipes.fields import LAYOUT_FIELDS
 from tanager.recipes.optimizers import optimizer
 from tanager.recipes.recipe import Recipe
-from tanager.training import charging, sizing
+from tanager.training import charging, fingerprint, sizing
 from tanager.training.class_weights import balanced
 from tanager.training.estimate import Estimate
 from tanager.training.evaluate import Classification, Evaluation
@@ -285,33 +286,7 @@ def run(
             evaluate_every=recipe.evaluate_every,
             on_metrics=on_metrics,
             on_estimate=on_estimate,
-            description={
-                "recipe": {"name": prepared.name, **recipe.to_json()},
-                "model": recipe.model,
-                "architecture": {
-                    "name": recipe.model,
-                    "image_shape": list(tasks.seen_shape(recipe, dataset)),
-                    "options": tasks.model_options(recipe),
-                },
-                "preprocessing": None
-                if recipe.features_from
-                else tasks.preprocessing(recipe, dataset).to_json(),
-                "weights": task.origin,
-                "dataset": dataset.name,
-                "reading": dataset.record,
-                "chosen_from": None
-                if recipe.declared_examples
-                else dataset.chosen_from,
-                "classes": list(dataset.classes),
-                "multi_label": recipe.multi_label,
-                "optimizer": {
-                    "name": recipe.optimizer,
-                    "learning_rate": recipe.learning_rate,
-                    **recipe.optimizer_options,
-                },
-                "automatic": dict(prepared.reasons),
-                **(links or {}),
-            },
+            description={**_description(placed, links), "weights": task.origin},
         )
         if on_training is not None:
             source = task.problem.source()
@@ -319,6 +294,60 @@ def run(
             of = Classification(task.predict, *given, multi_label=recipe.multi_label)
             on_training(of(result.average))
         return result
+
+
+def require_resumable(
+    prepared: Prepared, links: Mapping[str, Any] | None = None
+) -> None:
+    """Refuse a folder that does not hold this run, before anything is computed.
+
+    `links` are those of `run`.
+    """
+    recipe, out = prepared.recipe, Path(str(prepared.recipe.out))
+
+    def check() -> None:
+        if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+            return
+        folder = RunFolder(out)
+        if folder.config.exists():
+            folder.seed(recipe.seed)
+            examples = tasks.size(recipe, prepared.dataset)
+            made = algorithm(prepared, examples)
+            settings = made.as_json(made.public_size(examples))
+            settings |= _description(prepared, links)
+            fingerprint.require_settings(folder, as_json(settings))
+
+    hosts.chief_first(check)
+
+
+def _description(prepared: Prepared, links: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what config.json says of a run, beside the origin of its weights."""
+    recipe, dataset = prepared.recipe, prepared.dataset
+    prepares = None
+    if not recipe.features_from:
+        prepares = tasks.preprocessing(recipe, dataset).to_json()
+    return {
+        "recipe": {"name": prepared.name, **recipe.to_json()},
+        "model": recipe.model,
+        "architecture": {
+            "name": recipe.model,
+            "image_shape": list(tasks.seen_shape(recipe, dataset)),
+            "options": tasks.model_options(recipe),
+        },
+        "preprocessing": prepares,
+        "dataset": dataset.name,
+        "reading": dataset.record,
+        "chosen_from": None if recipe.declared_examples else dataset.chosen_from,
+        "classes": list(dataset.classes),
+        "multi_label": recipe.multi_label,
+        "optimizer": {
+            "name": recipe.optimizer,
+            "learning_rate": recipe.learning_rate,
+            **recipe.optimizer_options,
+        },
+        "automatic": dict(prepared.reasons),
+        **(links or {}),
+    }
 
 
 def own_weights(recipe: Recipe, account: Account | None) -> list[str]:

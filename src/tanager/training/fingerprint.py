@@ -12,7 +12,7 @@ import importlib.metadata
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -211,18 +211,28 @@ def check_fingerprint(
             if before["prints"].get(name) != value
             and (comparable or name not in ("loss", "optimizer", "augmentation"))
         ]
-        if changes:
-            raise ValueError(
-                f"out (={str(folder.path)!r}) holds a run of another configuration: "
-                + "; ".join(changes)
-                + ": repeat the command that began it, or give another --out"
-            )
+        _refuse_changes(folder, changes)
     text = json.dumps([_comparable(config), now], sort_keys=True)
     stream = seed.fingerprint(text.encode())[:16]
     streams = [name for name in streams if name != stream] + [stream]
     write_json(folder.config, config)
     write_json(file, now | {"streams": streams}, mode=0o600)
     return streams
+
+
+def require_settings(folder: RunFolder, known: Mapping[str, Any]) -> None:
+    """Refuse a run that began with other settings than these, which may be some."""
+    begun = _recorded(folder.config, {})
+    _refuse_changes(folder, _differences({n: begun.get(n) for n in known}, known))
+
+
+def _refuse_changes(folder: RunFolder, changes: Sequence[str]) -> None:
+    if changes:
+        raise ValueError(
+            f"out (={str(folder.path)!r}) holds a run of another configuration: "
+            + "; ".join(changes)
+            + ": repeat the command that began it, or give another --out"
+        )
 
 
 def _recorded(file: Path, shape: Mapping[str, Any]) -> dict[str, Any]:
