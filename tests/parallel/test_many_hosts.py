@@ -209,6 +209,7 @@ def test_an_error_of_one_host_is_told_to_the_others(tmp_path):
         ({"coordinator": "10.0.0.1"}, "coordinator (='10.0.0.1') must be ADDRESS:PORT"),
         ({"hosts": 0}, "hosts (=0) must be at least 1"),
         ({"host": -1}, "host (=-1) must be at least 0"),
+        ({"host": None}, "host (=None) must be given here: give coordinator, hosts"),
         ({"hosts": 1, "host": 1}, "host (=1) must be below the number of hosts, 1"),
     ],
 )

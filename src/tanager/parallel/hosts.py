@@ -136,10 +136,13 @@ def _join(
             shutdown_timeout_seconds=_GOODBYE,
         )
     except ValueError as error:
-        raise ValueError(
-            f"{error} Give the coordinator, the number of hosts and the number of this "
-            "one; JAX finds them itself under Slurm, Open MPI, Kubernetes and Cloud TPU"
-        ) from error
+        named = {"coordinator": coordinator, "hosts": hosts, "host": host}
+        missing = [name for name, value in named.items() if value is None]
+        if not missing or "defined" not in str(error):
+            raise
+        remedy = "give coordinator, hosts and host; JAX finds them itself only under "
+        remedy += "Slurm, Open MPI, Kubernetes and on Cloud TPUs"
+        validate.refuse(missing[0], None, "must be given here", remedy)
     except RuntimeError as error:
         raise OSError(
             f"JAX cannot start its distributed service: {_first_line(error)}"
