@@ -128,7 +128,7 @@ WRONG = {
     ),
     "a word as loss": (
         lambda: tanager.Problem("loss", PARAMS, DATA),
-        "loss (='str') must be a function of (params, example)",
+        "loss (of type str) must be a function of (params, example)",
     ),
     "a key of another name": (
         lambda: tanager.clipped_grad(with_rng, clip_norm=1.0),

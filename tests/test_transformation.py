@@ -237,7 +237,7 @@ def test_the_horizon_holds_in_a_compiled_program():
         ),
         (
             lambda noise: noise.grid.add(PARAMS, PARAMS),
-            "total (='dict') must be a sum: begin with noise.zeros()",
+            "total (of type dict) must be a sum: begin with noise.zeros()",
         ),
         (
             lambda noise: noise.grid.add(noise.zeros(), {"a": PARAMS["a"]}),

@@ -36,6 +36,13 @@ def message(argument: str, value: object, rule: str, remedy: str = "") -> str:
     return f"{argument} (={shown(value)}) {clean(rule + ending)}"
 
 
+def refuse_type(argument: str, value: object, rule: str, remedy: str = "") -> NoReturn:
+    """Raise the `ValueError` that names the type of a value, and prints no value."""
+    ending = f": {remedy}" if remedy else ""
+    kind = type(value).__name__
+    raise ValueError(f"{argument} (of type {kind}) {clean(rule + ending)}")
+
+
 def shown(value: Any) -> str:
     """Return a value as a message shows it: settings in full, and nothing of data.
 
@@ -182,9 +189,9 @@ def instance(kind: type, remedy: str = "", **values: object) -> None:
     """Refuse what is not of a class, and say how one is made; no value is printed."""
     for name, value in values.items():
         if not isinstance(value, kind):
-            given, wanted = type(value).__name__, kind.__name__
-            rule = f"{name} (of type {given}) must be of type {wanted}"
-            raise ValueError(f"{rule}: {remedy or _MADE[wanted]}")
+            wanted = kind.__name__
+            rule = f"must be of type {wanted}"
+            refuse_type(name, value, rule, remedy or _MADE[wanted])
 
 
 def instance_or_none(kind: type, **values: object) -> None:

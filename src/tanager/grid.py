@@ -115,12 +115,12 @@ class Grid:
             mark, sums = sums.require_mark(), sums.sum
         if not isinstance(total, Whole):
             remedy = "begin with noise.zeros()"
-            validate.refuse("total", type(total).__name__, "must be a sum", remedy)
+            validate.refuse_type("total", total, "must be a sum", remedy)
         self.require(total)
         if not _alike(sums, total.high):
             rule = "must be arrays like those of the total"
             remedy = "give what clipped_grad returned; with has_aux, the first of two"
-            validate.refuse("sums", type(sums).__name__, rule, remedy)
+            validate.refuse_type("sums", sums, rule, remedy)
         return _adding(self)(total, sums, mark)
 
     def require(self, total: Whole) -> None:

@@ -136,7 +136,7 @@ class Column:
         ((np.zeros(2), np.array(["x", "y"])), "data[1] (='str"),
         ([1, 2], "data[0] (='int64[]') must have a leading axis over the examples"),
         ({}, "data (={}) has no arrays"),
-        ({"a": np.ma.masked_equal([1, 2], 2)}, "data['a'] (='masked array') must"),
+        ({"a": np.ma.masked_equal([1, 2], 2)}, "data['a'] (of type MaskedArray)"),
         ({"a": np.array([0, 2**31])}, "data['a'] (='int64') has numbers beyond int32"),
         (
             {"a": np.array([0, 2**32], np.uint64)},
@@ -145,26 +145,29 @@ class Column:
         ({"a": np.array([0.1])}, "would lose digits in float32, which JAX computes"),
         ({"a": np.array([0.1j])}, "would lose digits in complex64, which JAX comp"),
         ({"a": np.array(["x"], np.dtypes.StringDType())}, "must be an array of numb"),
-        ({"a": pa.array([1, None])}, "data['a'] (='Int64Array') has missing values"),
-        ({"a": Column(isna=[True])}, "data['a'] (='Column') has missing values: fill"),
+        ({"a": pa.array([1, None])}, "data['a'] (of type Int64Array) has missing"),
+        ({"a": Column(isna=[True])}, "data['a'] (of type Column) has missing"),
         ({"a": Column(null_count=1)}, "has missing values: fill them, or leave out"),
         (pathlib.Path("photos"), "tanager.data.load reads files"),
         ({"a": np.zeros(2, [("x", int), ("y", float)])}, "give its fields: {name: arr"),
         (
             Bunch(data=np.zeros(2), target=np.zeros(2)),
-            "data (='Bunch') must be a source",
+            "data (of type Bunch) must be a source",
         ),
         (Bunch(train=[1], test=[2]), "give one split of it, data['train']"),
         (pa.table({"a": [1]}), "give a dict of its columns: {name: data[name].to_nump"),
         (
             "photos",
-            "data (='str') must be a source or a pytree of arrays: tanager.data",
+            "data (of type str) must be a source or a pytree of arrays: tanager.data",
         ),
         (
             types.SimpleNamespace(train=[1]),
             "of arrays: give its training examples, data.train",
         ),
-        (7, "data (='int') must be a source or a pytree of arrays: give it __len__"),
+        (
+            7,
+            "data (of type int) must be a source or a pytree of arrays: give it",
+        ),
     ],
 )
 def test_bad_data_names_the_leaf(data, message):

@@ -41,8 +41,8 @@ class HasTx:
 needs_value = "needs 'value' besides the gradient, which would reveal private examples"
 
 REFUSED = {
-    "not called": (optax.sgd, "optimizer (='sgd') must be an optax transformation: ca"),
-    "none": (None, "optimizer (='NoneType') must be an optax transformation: give one"),
+    "not called": (optax.sgd, "optimizer (of type function) must be an optax transfo"),
+    "none": (None, "optimizer (of type NoneType) must be an optax transformation:"),
     "of flax": (HasTx(), "must be an optax transformation: give its `tx`"),
     "lbfgs": (optax.lbfgs(), "needs 'value', 'grad', and 'value_fn' besides the grad"),
     "polyak": (optax.polyak_sgd(), needs_value),
@@ -183,7 +183,7 @@ MASKED = np.ma.masked_equal(np.zeros(3, np.float32), 0)
     ("leaf", "message"),
     [
         (0.5, "params['more'] (=0.5) must be an array: write jnp.asarray(0.5) to"),
-        (MASKED, "params['more'] (='masked array') must have no mask: fill it"),
+        (MASKED, "params['more'] (of type MaskedArray) must have no mask: fill it"),
     ],
     ids=["float", "masked"],
 )
@@ -231,7 +231,7 @@ def test_a_function_that_fails_does_so_before_the_first_charge(tmp_path, name):
 
 
 def test_evaluate_must_return_an_evaluation(tmp_path):
-    with pytest.raises(ValueError, match=r"\(='float'\) must return an Evaluation"):
+    with pytest.raises(ValueError, match=r"\(of type float\) must be an Evaluation"):
         run(tmp_path / "run", evaluate=lambda params: 0.5)
     assert (tmp_path / "run/ledger.jsonl").read_bytes() == b""
 
@@ -260,7 +260,7 @@ def test_settings_that_protect_or_learn_little_are_warned_of(changes, message):
     """Before the first step, which this evaluation prevents."""
     with (
         pytest.warns(UserWarning, match=message),
-        pytest.raises(ValueError, match="must return an Evaluation"),
+        pytest.raises(ValueError, match="must be an Evaluation"),
     ):
         run(evaluate=lambda params: 0.5, **changes)
 

@@ -59,7 +59,7 @@ CHANGES = {
 
 def begin(out, **settings):
     """Begin a run that stops before its first step, in which all is compiled."""
-    with pytest.raises(ValueError, match=r"evaluate .* must return an Evaluation"):
+    with pytest.raises(ValueError, match=r"evaluate .* must be an Evaluation"):
         run(out, evaluate=lambda params: 0.5, **settings)
     return out
 

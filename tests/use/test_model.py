@@ -174,11 +174,11 @@ def test_the_network_is_traced_once_for_batches_of_one_size(run, files):
         (np.zeros((9, 9, 3), np.float32), "give np.round(255 * x).astype(np.uint8)"),
         (
             np.zeros((9, 9), np.int64),
-            "image (='int64[9, 9]') must be an image of uint8",
+            "image (=int64[9, 9]) must be an image of uint8",
         ),
         (np.ma.zeros((9, 9, 3)), "must not be masked: fill it"),
         (Image.new("F", (9, 9)), "has mode F, whose values have no public range"),
-        (7, "image (='int') must be an image of uint8"),
+        (7, "image (of type int) must be an image of uint8"),
     ],
 )
 def test_what_holds_no_image_is_refused_in_one_sentence(model, image, message):
@@ -253,7 +253,7 @@ def test_a_model_of_your_own_code_is_loaded_again(tmp_path):
         with pytest.raises(ValueError, match=r"missing: c"):
             tanager.load(source, code=(CODE | {"c": jnp.ones(1)}, logits_of))
     with pytest.raises(
-        ValueError, match=r"code \(='function'\) must be \(params, pred"
+        ValueError, match=r"code \(of type function\) must be \(params, pred"
     ):
         tanager.load(exported, code=logits_of)  # pyrefly: ignore[bad-argument-type]
     loaded = tanager.load(exported, code=(CODE, logits_of))

@@ -43,9 +43,8 @@ def read_image(image: Any, shape: tuple[int, int, int]) -> np.ndarray:
 def _checked(image: Any) -> np.ndarray:
     """Return an array of one image; refuse all others."""
     if isinstance(image, np.ma.MaskedArray):
-        validate.refuse("image", "a masked array", "must not be masked", "fill it")
+        validate.refuse_type("image", image, "must not be masked", "fill it")
     array = np.asarray(image)
-    shown = f"{array.dtype}{list(array.shape)}" if array.ndim else type(image).__name__
     whole = array.ndim == 2 or (array.ndim == 3 and array.shape[-1] in _CHANNELS)
     if whole and array.size and array.dtype == np.uint8:
         return array[..., None] if array.ndim == 2 else array
@@ -55,7 +54,9 @@ def _checked(image: Any) -> np.ndarray:
     elif whole and array.dtype.kind == "f":
         remedy = "of values from 0 to 1 give np.round(255 * x).astype(np.uint8)"
     rule = "must be an image of uint8 [height, width] or [height, width, channels]"
-    return validate.refuse("image", shown, rule, remedy)
+    if not array.ndim:
+        validate.refuse_type("image", image, rule, remedy)
+    return validate.refuse("image", array, rule, remedy)
 
 
 def _as_png(image: Any) -> bytes:

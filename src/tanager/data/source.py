@@ -90,13 +90,13 @@ class ArraySource:
         for name, leaf in _named_leaves(tree):
             if isinstance(leaf, np.ma.MaskedArray):
                 remedy = "fill it with a value of your choice: array.filled(0)"
-                validate.refuse(name, "masked array", "must have no mask", remedy)
+                validate.refuse_type(name, leaf, "must have no mask", remedy)
             if _has_nulls(leaf):
                 rule, remedy = (
                     "has missing values",
                     "fill them, or leave out their rows",
                 )
-                validate.refuse(name, type(leaf).__name__, rule, remedy)
+                validate.refuse_type(name, leaf, rule, remedy)
         self.tree = map_leaves(_native, tree)
         self._length = _common_length(self.tree)
         for name, leaf in _named_leaves(self.tree):
@@ -163,7 +163,7 @@ def as_source(data: Any) -> Source:
             return data
         rule = "must be a source or a pytree of arrays"
         remedy = remedy or "give it __len__ and __getitem__, or pass a dict of arrays"
-        validate.refuse("data", type(data).__name__, rule, remedy)
+        validate.refuse_type("data", data, rule, remedy)
     return ArraySource(data)
 
 

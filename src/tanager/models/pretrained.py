@@ -268,12 +268,14 @@ def find_weights(source: str | os.PathLike[str]) -> Path:
 
 
 def _require_head(model: Any) -> None:
-    head, kind = getattr(model, "head", None), type(model).__name__
+    head = getattr(model, "head", None)
     if head is None:
-        validate.refuse("model", kind, "has no head", "head='load'")
+        validate.refuse_type("model", model, "has no head", "head='load'")
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(head)):
         rule = "has a head of shapes without values"
-        validate.refuse("model", kind, rule, "create the model, not only its shapes")
+        validate.refuse_type(
+            "model", model, rule, "create the model, not only its shapes"
+        )
 
 
 def _forms(model: Any) -> dict[str, Format]:

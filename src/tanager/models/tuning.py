@@ -81,7 +81,9 @@ def fine_tune(
     kind = type(model).__name__
     if not isinstance(getattr(model, "head", None), layers.Linear):
         remedy = "mark the leaves to train yourself: tanager.train(trainable=...)"
-        validate.refuse("model", kind, "must have a linear layer called head", remedy)
+        validate.refuse_type(
+            "model", model, "must have a linear layer called head", remedy
+        )
     if what == "lora":
         model = with_low_rank(model, rank, alpha, key=key)
     late: set[int] = set()

@@ -153,9 +153,9 @@ def try_out(
         with _trying("evaluate"):
             found = evaluate(model)
         if not isinstance(found, Evaluation):
-            kind = type(found).__name__
             remedy = "tanager.Classification makes such a function"
-            validate.refuse("evaluate", kind, "must return an Evaluation", remedy)
+            rule = "must be an Evaluation"
+            validate.refuse_type("what evaluate returns", found, rule, remedy)
     with _trying("finish"):
         finish(model)
 
@@ -180,31 +180,31 @@ def check_parameters(trained: PyTree, fixed: PyTree) -> None:
 
 def check_optimizer(optimizer: Any, params: PyTree) -> None:
     """Refuse an optimizer that cannot make a step from a private gradient alone."""
-    name = getattr(optimizer, "__name__", type(optimizer).__name__)
     if not all(callable(getattr(optimizer, of, None)) for of in ("init", "update")):
         remedy = "give one, such as optax.sgd(0.1)"
         if hasattr(optimizer, "tx"):
             remedy = "give its `tx`, which is one"
         elif callable(optimizer):
             remedy = "call it, as in optax.sgd(0.1)"
-        validate.refuse("optimizer", name, "must be an optax transformation", remedy)
+        rule = "must be an optax transformation"
+        validate.refuse_type("optimizer", optimizer, rule, remedy)
 
-    before = _shapes_of(name, optimizer.init, params)
+    before = _shapes_of(optimizer, optimizer.init, params)
     if any(state in str(jax.tree.structure(before)) for state in _PRIVATE):
         rule = "clips or adds noise, and tanager already clips and adds noise"
         remedy = "give the optimizer alone, such as optax.sgd(0.1)"
-        validate.refuse("optimizer", name, rule, remedy)
+        validate.refuse_type("optimizer", optimizer, rule, remedy)
 
     def step(params: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
         gradient = jax.tree.map(jnp.zeros_like, params)
         updates, after = optimizer.update(gradient, state, params)
         return optax.apply_updates(params, updates), after
 
-    stepped, after = _shapes_of(name, step, params, before)
+    stepped, after = _shapes_of(optimizer, step, params, before)
     if _shapes(stepped) != _shapes(params):
-        _refuse(name, "changes the shapes or types of the parameters")
+        _refuse(optimizer, "changes the shapes or types of the parameters")
     if _shapes(after) != _shapes(before):
-        _refuse(name, "changes the shapes or types of its own state")
+        _refuse(optimizer, "changes the shapes or types of its own state")
 
 
 @contextlib.contextmanager
@@ -226,23 +226,26 @@ def _shapes(tree: PyTree) -> tuple[Any, ...]:
     return structure, [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
-def _shapes_of(name: str, function: Callable, *arguments: PyTree) -> Any:
+def _shapes_of(optimizer: Any, function: Callable, *arguments: PyTree) -> Any:
     try:
         return jax.eval_shape(function, *arguments)
     except Exception as error:
         needed = str(error).partition("keyword-only")[2].partition(":")[2].strip()
         if isinstance(error, TypeError) and needed:
             _refuse(
-                name,
+                optimizer,
                 f"needs {needed} besides the gradient, which would reveal private "
                 "examples",
             )
         first = (str(error) or "no message").splitlines()[0]
-        _refuse(name, f"fails on these parameters ({type(error).__name__}: {first})")
+        _refuse(
+            optimizer, f"fails on these parameters ({type(error).__name__}: {first})"
+        )
 
 
-def _refuse(name: str, what: str) -> NoReturn:
-    validate.refuse("optimizer", name, what, "use another, such as optax.sgd or adam")
+def _refuse(optimizer: Any, what: str) -> NoReturn:
+    remedy = "use another, such as optax.sgd or adam"
+    validate.refuse_type("optimizer", optimizer, what, remedy)
 
 
 def as_description(description: Mapping[str, Any] | None) -> dict[str, Any]:

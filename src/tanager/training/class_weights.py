@@ -76,9 +76,9 @@ def labels_of(problem: Problem) -> np.ndarray:
     """
     assert problem.labels is not None
     if not isinstance(problem.params, Weighted):
-        kind, rule = type(problem.params).__name__, "must be Weighted with labels"
+        rule = "must be Weighted with labels"
         remedy = "see tanager.training.class_weights.balanced"
-        validate.refuse("params", kind, rule, remedy)
+        validate.refuse_type("params", problem.params, rule, remedy)
     labels = checked_labels(problem.labels(), len(problem.params.class_weights))
     if len(labels) != (examples := len(problem.source())):
         rule = f"must be one for each of the {examples} examples"

@@ -134,7 +134,7 @@ class Model:
         if isinstance(examples, Mapping) or not hasattr(examples, "__len__"):
             rule = "must be many images or arrays, in a list or array"
             remedy = "code of your own is given arrays: predict(params, array)"
-            validate.refuse("examples", type(examples).__name__, rule, remedy)
+            validate.refuse_type("examples", examples, rule, remedy)
         count = len(examples)
         size = min(batch_size, 1 << max(0, count - 1).bit_length())
         parts = [examples[start : start + size] for start in range(0, count, size)]
@@ -239,7 +239,7 @@ def load(
         return Model(own, found.classes, seen, config, precision, several)
     if not (isinstance(code, tuple) and len(code) == 2 and callable(code[1])):
         rule = "must be (params, predict)"
-        validate.refuse("code", type(code).__name__, rule, "a pytree and a function")
+        validate.refuse_type("code", code, rule, "a pytree and a function")
     params, predict = code
     if preprocessing is None and ours.get("preprocessing"):
         preprocessing = preprocessing_in(path, ours["preprocessing"], None)
@@ -261,5 +261,5 @@ def _as_array(example: Any) -> np.ndarray:
     array = np.asarray(example)
     if array.dtype.kind not in "fiub":
         rule = "must be numbers: this model takes features, not images"
-        validate.refuse("example", f"{type(example).__name__}", rule)
+        validate.refuse_type("example", example, rule)
     return array.astype(np.float32) if array.dtype.kind == "f" else array

@@ -40,7 +40,7 @@ def takes_key(loss: Callable) -> bool:
     """
     if not callable(loss):
         rule = "must be a function of (params, example)"
-        validate.refuse("loss", type(loss).__name__, rule, "it returns a scalar")
+        validate.refuse_type("loss", loss, rule, "it returns a scalar")
     try:
         parameters = _parameters(loss)
     except (TypeError, ValueError):
@@ -120,8 +120,7 @@ def words_of(keys: Any, rows: int) -> Array:
         f"tanager.example_keys(seed, step, indices), or jax.random.split(key, {rows})"
     )
     if not isinstance(keys, jax.Array | np.ndarray):
-        kind = type(keys).__name__
-        raise ValueError(f"keys (of type {kind}) must be {each}: {remedy}")
+        validate.refuse_type("keys", keys, f"must be {each}", remedy)
     if jax.numpy.issubdtype(keys.dtype, jax.dtypes.prng_key):
         keys = jax.random.key_data(keys)
     words = jax.numpy.asarray(keys)

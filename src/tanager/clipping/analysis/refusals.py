@@ -16,6 +16,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import PyTree
 
+from tanager import _validate as validate
 from tanager.clipping.analysis.alone import ERROR_IF, is_sequential, needed_by
 from tanager.clipping.analysis.jaxprs import jaxprs_in, names
 from tanager.clipping.analysis.statistics import RefusedLayer, watching
@@ -137,18 +138,15 @@ def check_leaves(trainable: PyTree, fixed: PyTree) -> None:
             )
     for node in jax.tree.leaves((trainable, fixed), is_leaf=_is_optimizer):
         if _is_optimizer(node):
-            raise ValueError(
-                f"params (='{type(node).__name__}') must not hold an optimizer, whose "
-                "state would be trained: give the model or its parameters, and use the "
-                "optimizer after the noise"
-            )
+            rule = "must not hold an optimizer, whose state would be trained"
+            remedy = "give the model or its parameters, and use the optimizer after "
+            validate.refuse_type("params", node, rule, f"{remedy}the noise")
     leaves = jax.tree.leaves(trainable)
     for path, leaf in jax.tree_util.tree_leaves_with_path((trainable, fixed)):
         if isinstance(leaf, np.ma.MaskedArray):
-            raise ValueError(
-                f"params{jax.tree_util.keystr(path[1:])} (='masked array') must have "
-                "no mask: fill it with a value of your choice: array.filled(0)"
-            )
+            name = f"params{jax.tree_util.keystr(path[1:])}"
+            remedy = "fill it with a value of your choice: array.filled(0)"
+            validate.refuse_type(name, leaf, "must have no mask", remedy)
     if not leaves:
         raise ValueError(
             "params must hold at least one floating-point array to train; of an NNX "
