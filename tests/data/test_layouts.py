@@ -289,6 +289,10 @@ def test_files_of_images_beside_those_of_a_split_are_named(tmp_path):
     write(tmp_path, "hub/default/a/0.png")
     with pytest.warns(UserWarning, match=r"^not read: 2 files of images, such as a/0"):
         load("folder", tmp_path / "hub")
+    converted_by_the_hub(tmp_path / "cloned")
+    write(tmp_path, "cloned/assets/0.png", "cloned/images/1.png")
+    with pytest.warns(UserWarning, match="^not read: 2 files of images, such as asset"):
+        assert len(load("folder", tmp_path / "cloned").test) == COUNT - 8
     saved_to_disk(tmp_path / "saved")
     load("folder", tmp_path / "saved")  # warns of none that `map` left there
 

@@ -40,7 +40,7 @@ from tanager.data.folder import (
 )
 from tanager.data.labels import alike, number_labels
 from tanager.data.layout import Layout, Record, described, looked, outermost, walked
-from tanager.data.shards import ENDINGS, all_shards, find_shards, note_unread
+from tanager.data.shards import ENDINGS, all_shards, find_shards, note_unread, tabled
 from tanager.data.streamed import EncodedImages, Progress, StreamedImages, common_shape
 from tanager.data.tables import (
     IMAGE_COLUMNS,
@@ -136,10 +136,11 @@ def find_images(name: str, path: Path, wanted: Wanted) -> Found:
     """Open the images of a folder, or of the folders in it, whatever their layout.
 
     A folder with the data set's name in its own is looked through first. Of a person's
-    own folder, only the folder in it that holds everything is looked through, too.
+    own folder, only the folder in it that holds everything is looked through, too, or
+    the one with tables.
     """
     if wanted.own:
-        folders = [path] if path.is_file() else outermost(path)
+        folders = [path] if path.is_file() else tabled(outermost(path))
     else:
         below = [entry for entry in path.iterdir() if entry.is_dir()]
         folders = [path, *sorted(below, key=lambda f: (name not in f.name, f))]
@@ -160,6 +161,10 @@ def find_images(name: str, path: Path, wanted: Wanted) -> Found:
                     for above in folders[: folders.index(folder)]:
                         for other in looked(above)[1]:
                             wanted.record.skip(other)
+                elif wanted.own and folder != path:
+                    names = ((f, each) for f, *both in walked(folder) for each in both)
+                    own = {place / name for place, those in names for name in those}
+                    note_unread(folder.parent, own, wanted.record)
                 return found
     if layout.multi_label:
         rule = f"has no one CSV file of labels: {described(path)}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tanager._reading import read_json, reading, refuse_file
 from tanager._text import clean
-from tanager.data.layout import Record, counted, ending, walked
+from tanager.data.layout import Record, counted, ending, looked, walked
 
 
 # The Hub adds a hash of each part: train-00000-of-00001-0e4da7e64a4b9d5c.parquet
@@ -52,6 +52,20 @@ def all_shards(folder: Path, ending: str) -> list[Path]:
         return [file for file in files if file.suffix == f".{ending}"]
     files = sorted(folder.glob(f"*.{ending}"))
     return _one_set(folder, folder.name, files, _numbered_set)
+
+
+def tabled(folders: Sequence[Path]) -> list[Path]:
+    """Return folders, and after them the one in the last that has tables to train on.
+
+    As on the Hub, that is ``data/train*`` or ``NAME/train/*``, with others beside it.
+    """
+    below = [folders[-1] / name for name in looked(folders[-1])[2]]
+    # No other folder is listed: class folders may hold a million files.
+    likely = [f for f in below if f.name == "data" or (f / "train").is_dir()]
+    found = [
+        f for f in likely if any(find_shards(f, "train", kind) for kind in ENDINGS)
+    ]
+    return [*folders, *(found if len(found) == 1 else ())]
 
 
 def note_unread(folder: Path, used: Collection[Path], record: Record) -> None:
