@@ -191,6 +191,8 @@ def test_an_account_without_data_is_named_by_its_file_alone(said, tmp_path):
     for words, message in (
         ("--data photoz", "data (='photoz') does not exist: name the folder of"),
         ("--dataset digit", "dataset (='digit') is not brought by tanager"),
+        ("--data a --account b", "account (='b') names the account, so --data must"),
+        ("--data a --dataset b", "data (='a') names the account, so --dataset must be"),
     ):
         for command in ("limit --epsilon 4 --delta 1e-5", "add run"):
             code, _, errors = said(f"account {command} {words}")
@@ -206,7 +208,7 @@ def test_an_account_without_data_is_named_by_its_file_alone(said, tmp_path):
     code, _, errors = said("account new --delta 0")
     assert code == 2 and "delta (=0.0) must be strictly between 0 and 1" in errors
     code, _, errors = said("account new --data photos")
-    assert code == 2 and "--account and --data must be left out" in errors
+    assert code == 2 and "names the account, so --data must be left out" in errors
     # A limit says nothing of the unit, and commands read an account of any.
     account = Account(tmp_path / "new", unit="person")
     account.charge(Charge("run", "", "", 1e-5, (Mechanism(1.0, 9.0, 5),)))

@@ -201,12 +201,27 @@ def test_an_unknown_strategy_is_refused_before_data_are_read(strategy, capsys):
             "--non-private --clip-norm 3",
             "--clip-norm (=3.0) does not apply without privacy: leave it out",
         ),
+        ("--timeout 9", "--timeout (=9.0) needs --distributed: add it, or leave this"),
+        (
+            "--model linear --normalisation-order none",
+            "--normalisation-order (='none') does not apply to model linear: leave it",
+        ),
+        (
+            "--model linear --no-weight-standardisation",
+            "--weight-standardisation (=False) does not apply to model linear: leave",
+        ),
     ],
 )
 def test_flags_that_do_nothing_alone_are_refused(words, message, capsys):
     words = ["train", "cifar10-wrn-16-4", *words.split()]
     assert main([*words, "--data", "/nowhere"]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["--workers 2", "--unreadable skip"])
+def test_flags_of_images_that_are_read_one_by_one_are_refused_in_memory(words, capsys):
+    assert main(["train", "digits", *words.split()]) == 2
+    assert "does not apply to data in memory: leave it out" in capsys.readouterr().err
 
 
 def test_what_is_shared_by_the_runs_on_cifar10():

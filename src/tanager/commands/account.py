@@ -40,6 +40,14 @@ class _Named(abc.ABC):
 
     def named(self) -> Account:
         """Return the account; refuse data that are not there and have none."""
+        given = {
+            name: getattr(self, name, None) for name in ("file", "account", "data")
+        }
+        given["dataset"] = None if self.dataset == "digits" else self.dataset
+        first, *others = [name for name, value in given.items() if value] or [""]
+        if others:
+            rule = f"names the account, so --{others[0]} must be left out"
+            validate.refuse(first, given[first], rule)
         if self.account == NONE:
             rule = "means no account"
             validate.refuse("account", NONE, rule, "give a file, or leave it out")
@@ -89,12 +97,8 @@ class Show(_Named):
     """Failure probability δ. Default: the limit's, or the smallest of a run."""
 
     def named(self) -> Account:
-        if self.file is None:
-            return super().named()
-        if self.account is not None or self.data is not None:
-            rule = "names the account, so --account and --data must be left out"
-            validate.refuse("file", self.file, rule)
-        return Account(Path(self.file))
+        named = super().named()
+        return named if self.file is None else Account(Path(self.file))
 
     def apply(self) -> float | None:
         self.existing()

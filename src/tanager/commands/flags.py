@@ -63,7 +63,7 @@ def parse(
         validate.refuse(f"word after {entry.name}", words[0], rule, remedy)
     values = _parse(command, entry, entry.recipe, words, options)
     flags = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
-    typed = {flag.replace("-", "_") for flag in flags}
+    typed = {flag.replace("-", "_").removeprefix("no_") for flag in flags}
     given = {name for name in typed if values.get(name) is not None}
     if "epsilon" in given:
         start = entry.at_epsilon(values["epsilon"])
@@ -141,6 +141,13 @@ def _refuse_alone(recipe: Recipe, given: Collection[str]) -> None:
         value = getattr(recipe, name)
         if name in given and not there and value not in ("none", 0):
             validate.refuse(name, value, f"needs {flag}", "add it, or leave this out")
+    for name in ("normalisation_order", "weight_standardisation"):
+        if name in given and recipe.model != "auto":
+            from tanager import models
+
+            if not models.find(recipe.model).has_norm_options:
+                rule = f"does not apply to model {recipe.model}"
+                validate.refuse(name, getattr(recipe, name), rule, "leave it out")
 
 
 def _parse(

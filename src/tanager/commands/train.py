@@ -5,7 +5,7 @@ import dataclasses
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -180,7 +180,7 @@ class Options:
         tanager train folder --data IMAGES --epsilon 4
 
     Raises:
-        ValueError: an option needs --distributed, or the timeout is not positive.
+        ValueError: the timeout is not positive, or `repeats` is below 1.
     """
 
     SHORT: ClassVar[tuple[str, ...]] = (
@@ -239,13 +239,15 @@ class Options:
     """Do not measure how to clip, which takes up to a tenth of the run."""
 
     def __post_init__(self):
-        for name in ("coordinator", "hosts", "host"):
-            if getattr(self, name) is not None and not self.distributed:
-                validate.refuse(
-                    name, getattr(self, name), "needs --distributed", "add it"
-                )
         validate.positive(timeout=self.timeout)
         validate.whole(repeats=self.repeats, at_least=1)
+
+    def refuse_unused(self, recipe: Recipe, given: Collection[str]) -> None:
+        """Refuse flags that were given and do nothing without --distributed."""
+        for name in ("coordinator", "hosts", "host", "timeout"):
+            if name in given and not self.distributed:
+                value, remedy = getattr(self, name), "add it, or leave this out"
+                validate.refuse(name, value, "needs --distributed", remedy)
 
 
 @contextlib.contextmanager

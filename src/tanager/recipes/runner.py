@@ -142,6 +142,7 @@ def prepare(
     if dataset is None:
         dataset = load(recipe, progress)
     recipe = sized(recipe, dataset)
+    _refuse_unused(recipe, dataset)
     tasks.check_augmentation(recipe, dataset)
     seen = tasks.seen_shape(recipe, dataset)
     shapes = tasks.model_shapes(recipe, len(dataset.classes), seen)
@@ -181,6 +182,16 @@ def saying_how_to_skip(recipe: Recipe) -> Iterator[None]:
             "needed, never for test images: give --stream True and --image-size too, "
             "or remove these images"
         ) from error
+
+
+def _refuse_unused(recipe: Recipe, dataset: data.Dataset) -> None:
+    """Refuse fields of images that are read one by one, for images in memory."""
+    given = {"workers": recipe.workers, "unreadable": recipe.unreadable}
+    for name, value in given.items():
+        streamed = isinstance(dataset.train, data.StreamedSource)
+        if not streamed and value not in (None, "error"):
+            rule = "does not apply to data in memory"
+            validate.refuse(name, value, rule, "leave it out")
 
 
 def require_layout(prepared: Prepared) -> None:
