@@ -243,6 +243,14 @@ def test_bad_input_is_refused(tmp_path, words, message, capsys):
             "--weight-decay (=0.1) does not apply to --method membership: leave it out",
         ),
         (
+            "digits --method replay --account mine",
+            "--account (='mine') is not charged for a replay, whose findings may not",
+        ),
+        (
+            "digits --evaluate-every 5",
+            "--evaluate-every (=5) does not apply to an audit, which measures no acc",
+        ),
+        (
             "digits --method one-run --models 9",
             "--models (=9) applies to --method membership alone: leave it out",
         ),

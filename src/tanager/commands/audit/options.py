@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from tanager import _validate as validate
 from tanager.commands import flags
+from tanager.recipes.accounts import NONE
 from tanager.recipes.recipe import Recipe
 
 
@@ -132,6 +133,14 @@ class Options:
             if name in given and self.method not in methods:
                 rule = f"applies to --method {', '.join(methods)} alone"
                 validate.refuse(name, getattr(self, name), rule, "leave it out")
+        for name in ("evaluate_every", "test_views"):
+            if name in given and getattr(recipe, name):
+                rule = "does not apply to an audit, which measures no accuracy"
+                validate.refuse(name, getattr(recipe, name), rule, "leave it out")
+        charged = "account" in given and recipe.account != NONE
+        if self.method == "replay" and charged:
+            rule = "is not charged for a replay, whose findings may not be published"
+            validate.refuse("account", recipe.account, rule, "leave it out")
         solved = recipe.leaves_open or recipe.solver != "dp-sgd"
         if self.method != "membership" or solved:
             return
