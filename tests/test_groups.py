@@ -65,7 +65,7 @@ def test_the_sampler_draws_groups():
         assert mask.shape == indices.shape == (32 * len(parts), 3)
         assert mask[: len(drawn)].all() and not mask[len(drawn) :].any()
         np.testing.assert_array_equal(
-            indices[: len(drawn)] // 7, drawn[:, None] + [0] * 3
+            indices[: len(drawn)], groups.choose(SECRET, step, drawn)[1]
         )
     with pytest.raises(ValueError, match="number of groups, 500"):
         PoissonSampler(mechanism, 501, SECRET, groups=groups)

@@ -125,6 +125,28 @@ def test_the_size_of_blocks_does_not_show(monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, noise.draw(0), expected)
 
 
+def test_further_bits_are_of_one_number_of_one_step(monkeypatch):
+    asked = []
+
+    def numbers(words, scale, more):
+        for place, taken in itertools.product(range(len(words)), (1, 2)):
+            more(place, taken)
+        return np.zeros(len(words), np.int64)
+
+    def derive(self, *name, size=32):
+        asked.append(name)
+        return bytes(size)
+
+    noise = GaussianNoise(MECHANISM, 0.8, SEED, zeros(10))
+    monkeypatch.setattr("tanager.noise._BLOCK", 8)
+    monkeypatch.setattr("tanager.noise.rounded_normals", numbers)
+    monkeypatch.setattr(Seed, "derive", derive)
+    for step in range(2):
+        noise.draw(step)
+    bits = [name for name in asked if name[0] == "noise bits"]
+    assert len(bits) == len({*bits}) == 2 * 20 * 2
+
+
 def test_jit_changes_nothing():
     tree = zeros(100)
     noise = GaussianNoise(MECHANISM, 0.8, SEED, tree)

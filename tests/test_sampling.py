@@ -260,6 +260,25 @@ def test_what_64_bits_do_not_hold_is_drawn_from_512_more(monkeypatch):
         assert len(sampler(1, 2.0**-66, 1).indices(0)) == joins
 
 
+def test_further_bits_are_of_one_step_and_one_example(monkeypatch):
+    """Were they of several, whether one joins would tell of another."""
+    asked = []
+
+    def derive(self, *name, size):
+        asked.append(name)
+        return b"\xff" * size
+
+    def zeros(self, count, *_, **__):
+        return np.zeros(count, np.uint64)
+
+    monkeypatch.setattr("tanager.sampling._BLOCK", 8)
+    monkeypatch.setattr(Seed, "words", zeros)
+    monkeypatch.setattr(Seed, "derive", derive)
+    draws = sampler(20, 2.0**-66, 2)
+    assert [len(draws.indices(step)) for step in range(2)] == [0, 0]
+    assert len(asked) == len({*asked}) == 40
+
+
 def test_dtype_order_and_range():
     indices = sampler(1000, 0.2, 1).indices(0)
     assert indices.dtype == np.int64
@@ -359,6 +378,8 @@ def test_horizon_raises():
 def test_bad_sizes_are_refused():
     with pytest.raises(ValueError, match=re.escape("examples (=0) must be at least 1")):
         sampler(0, 0.5, 1)
+    with pytest.raises(ValueError, match="must be at most 2147483648"):
+        sampler(2**31 + 1, 0.5, 1)
     message = "physical_batch_size (=0) must be at least 1"
     with pytest.raises(ValueError, match=re.escape(message)):
         pack(np.arange(3), 0)
