@@ -1,5 +1,6 @@
 """Noise in compiled programs: the numbers of the host, fresh, never twice."""
 
+import dataclasses
 import re
 from typing import Any
 
@@ -181,6 +182,9 @@ def test_one_secret_hides_one_sum_a_step_whatever_object_asks():
     assert USED in refused(first.with_seed(secret), sums(second, 2.0), 0)
     scaled = tanager.GaussianNoise(MECHANISM, 0.4, secret, PARAMS)
     assert USED in refused(scaled, sums(scaled, 1.0), 0)
+    louder = dataclasses.replace(MECHANISM, noise_multiplier=2.0)
+    louder = tanager.GaussianNoise(louder, 0.8, secret, PARAMS)
+    assert USED in refused(louder, sums(first, 1.0), 0)
     assert ledger.steps() == 1
 
 
@@ -226,6 +230,13 @@ def test_the_horizon_holds_in_a_compiled_program():
     assert noise.ledger is not None and noise.ledger.steps() == 0
 
 
+def twice(noise, limb):
+    """Two sums, which one draw of noise would be added to."""
+    total = sums(noise)
+    both = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), getattr(total, limb))
+    return total._replace(**{limb: both})
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -257,6 +268,13 @@ def test_the_horizon_holds_in_a_compiled_program():
         (
             lambda noise: jax.jit(noise.draw)(3),
             "step must be a number here, but it is traced",
+        ),
+        *(
+            (
+                lambda noise, limb=limb: noise(twice(noise, limb), 0),
+                "(=(2, 30, 20)) must",
+            )
+            for limb in ("high", "low")
         ),
     ],
 )
