@@ -1,5 +1,6 @@
 """The ledger grows only, survives torn writes, and never claims too little."""
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -18,7 +19,7 @@ import mutations
 from switch import FULL
 from tanager.privacy import accountant, hashed_file
 from tanager.privacy.hashed_file import digest_of
-from tanager.privacy.ledger import Ledger
+from tanager.privacy.ledger import CLASS_COUNTS, Ledger
 from tanager.privacy.mechanism import Adjacency, Mechanism
 
 
@@ -70,6 +71,15 @@ def test_survives_closing_and_opening(tmp_path):
         assert ledger.steps() == ledger.next_step() == 10
         ledger.charge(MECHANISM, 10, "a")
     assert Ledger.read(path).steps() == 11
+
+
+@pytest.mark.parametrize("adjacency", Adjacency)
+def test_what_is_read_is_what_was_charged(tmp_path, adjacency):
+    mechanism = dataclasses.replace(MECHANISM, adjacency=adjacency)
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.charge(mechanism, 0)
+    read = Ledger.read(tmp_path / "ledger.jsonl")
+    assert read.mechanisms() == [dataclasses.replace(mechanism, steps=1)]
 
 
 @pytest.mark.parametrize("share", [0.01, 0.7, 0.99])
@@ -263,6 +273,18 @@ def test_a_ledger_must_be_the_run_s_own_and_whole():
         ledger.require(MECHANISM, 3, ["b"])
     with pytest.raises(ValueError, match=r"step 0 with sample rate 0\.1, noise multip"):
         ledger.require(Mechanism(0.1, 2.5, 50), 3)
+    counts = Mechanism(1.0, 5.0, 1)
+    with pytest.raises(ValueError, match="does not charge the class counts"):
+        ledger.require(MECHANISM, 3, class_counts=counts)
+    ledger.charge(counts, 0, CLASS_COUNTS)
+    ledger.require(MECHANISM, 3, class_counts=counts)
+    assert ledger.mechanisms() == [dataclasses.replace(MECHANISM, steps=3), counts]
+    with pytest.raises(ValueError, match="does not charge the class counts"):
+        ledger.require(MECHANISM, 0)
+    ledger = Ledger()
+    ledger.charge(MECHANISM, 1)
+    with pytest.raises(ValueError, match="does not charge step 0, which was made"):
+        ledger.require(MECHANISM, 2)
 
 
 def test_what_cannot_be_charged_is_refused():
