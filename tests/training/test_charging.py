@@ -160,11 +160,14 @@ def test_other_data_are_refused_and_a_seed_of_a_person_has_no_noise(account, tmp
     known = Mechanism(0.3, 0.0, 4)
     assert mechanisms(account) == [MECHANISM, known]
     assert train(account, seed=1).summary["account"]["epsilon"] == np.inf
+    train(account, tmp_path / "run", seed=1)  # another run of the same seed
+    assert mechanisms(account) == [MECHANISM, known, known]
 
 
 def check_deleted_while_it_runs(account, tmp_path):
     def delete(line):
         account.path.unlink(missing_ok=True)
+        account.set_limit(0.01, DELTA)  # which what was made exceeds
 
     train(account)
     before = account.path.read_bytes()
@@ -219,7 +222,7 @@ def test_an_account_of_persons_knows_whose_each_example_is(account):
     def charged(owners):
         grouped = Grouped({"x": np.zeros((6, 2), np.float32)}, owners)
         found = charging.account_of(Problem(loss, None, grouped, account=account))
-        assert found is not None
+        assert found is not None and found.unit == "person"
         return found.data
 
     assert charged([0, 0, 1, 1, 2, 2]) == charged(["a", "a", "b", "b", "c", "c"])
