@@ -121,8 +121,13 @@ def test_with_a_private_search_all_are_composed_by_rdp():
     theirs.compose(RepeatAndSelectDpEvent(dp_event(SEARCH.mechanisms[0]), 3.0, 1.0))
     assert found.epsilon == pytest.approx(theirs.get_epsilon(DELTA), rel=1e-9)
     assert found.epsilon > accountant.epsilon(THREE[0], DELTA)
-    unprotected = charge(Mechanism(0.1, 0.0, 5))
-    assert together([unprotected, SEARCH], DELTA).epsilon == math.inf
+    theirs.compose(RepeatAndSelectDpEvent(dp_event(SEARCH.mechanisms[0]), 3.0, 1.0))
+    found = together([charge(THREE[0]), SEARCH, SEARCH], DELTA)
+    assert found.epsilon == pytest.approx(theirs.get_epsilon(DELTA), rel=1e-9)
+    unprotected = Mechanism(0.1, 0.0, 5)
+    bare = charge(unprotected, selection=Selection(3.0))
+    for both in ([charge(unprotected), SEARCH], [bare], [charge(THREE[0]), bare]):
+        assert together(both, DELTA).epsilon == math.inf
 
 
 def test_a_search_has_nothing_in_common_with_replace_one(tmp_path):

@@ -139,12 +139,10 @@ def together(charges: Collection[Charge], delta: float) -> Total:
     if not searches:
         epsilon = accountants.composed_epsilon(runs, delta)
         return Total(epsilon, delta, adjacency, Accountant.PLD)
-    epsilon = math.inf
-    if all(one.noise_multiplier for one in (*runs, *(each.run for each in searches))):
-        orders = accountants.RDP_ORDERS
-        spent = [accountants.rdp(one, orders) for one in runs]
-        spent += [search.rdp() for search in searches]
-        epsilon = accountants.epsilon_from_rdp(orders, np.sum(spent, axis=0), delta)
+    orders = accountants.RDP_ORDERS
+    spent = [accountants.rdp(one, orders) for one in runs]
+    spent += [search.rdp() for search in searches]
+    epsilon = accountants.epsilon_from_rdp(orders, np.sum(spent, axis=0), delta)
     return Total(epsilon, delta, adjacency, Accountant.RDP)
 
 
