@@ -301,6 +301,14 @@ def test_what_cannot_be_charged_is_refused():
         ledger.epsilon(1e-5)
 
 
+def test_a_new_file_is_on_the_disk_with_its_name(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(hashed_file, "sync_folder", synced.append)
+    for _ in range(2):
+        Ledger(tmp_path / "ledger.jsonl").close()
+    assert synced == [tmp_path]
+
+
 def test_a_failed_write_leaves_the_ledger_as_it_was(tmp_path, monkeypatch):
     path = charged(tmp_path / "ledger.jsonl")
     with Ledger(path) as ledger:
