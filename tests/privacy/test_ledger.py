@@ -309,6 +309,16 @@ def test_a_new_file_is_on_the_disk_with_its_name(tmp_path, monkeypatch):
     assert synced == [tmp_path]
 
 
+def test_a_line_that_is_written_in_parts_is_whole(tmp_path, monkeypatch):
+    path = charged(tmp_path / "ledger.jsonl")
+    with Ledger(path) as ledger:
+        assert ledger._file is not None
+        file, write = ledger._file._file, ledger._file._file.write
+        monkeypatch.setattr(file, "write", lambda data: write(data[:7]))
+        ledger.charge(MECHANISM, 10, "a")
+    assert Ledger.read(path).steps() == 11
+
+
 def test_a_failed_write_leaves_the_ledger_as_it_was(tmp_path, monkeypatch):
     path = charged(tmp_path / "ledger.jsonl")
     with Ledger(path) as ledger:
