@@ -49,6 +49,9 @@ def test_a_draw_depends_on_no_other_group():
             groups.choose(SECRET, step, [0, 1, 2])[1][2:], alone
         )
         np.testing.assert_array_equal(other.choose(SECRET, step, [2])[1], alone)
+    alike = Groups(np.repeat([0, 1], 5), 2)
+    drawn = np.array([alike.choose(SECRET, step, [0, 1])[1] for step in range(20)])
+    assert (drawn[:, 0] != drawn[:, 1] - 5).any()
 
 
 def test_the_sampler_draws_groups():

@@ -1,6 +1,7 @@
 import hashlib
 import re
 
+import numpy as np
 import pytest
 
 from tanager.seed import Seed
@@ -14,6 +15,11 @@ def test_os_seeds_are_private_and_differ():
     assert first.private
     assert len(first.secret) == 32
     assert first.secret != second.secret
+
+
+def test_an_os_seed_is_all_that_the_system_gave(monkeypatch):
+    monkeypatch.setattr("secrets.token_bytes", lambda count: bytes(range(count)))
+    assert Seed.from_os().secret == bytes(range(32))
 
 
 def test_a_fixed_seed_is_reproducible_and_not_private():
@@ -38,6 +44,20 @@ def test_derived_streams_are_all_different():
     ]
     streams.append(Seed.from_int(8).derive("sampling"))
     assert len(set(streams)) == len(streams)
+
+
+def test_words_differ_by_purpose_and_position_and_begin_anywhere():
+    words = FIXED.words(12, "noise", 3)
+    assert FIXED.words(8, "noise", 3, start=4).tolist() == words[4:].tolist()
+    streams = [
+        words,
+        FIXED.words(12, "noise", 4),
+        FIXED.words(12, "sampling", 3),
+        Seed.from_int(8).words(12, "noise", 3),
+    ]
+    assert len({*np.concatenate(streams).tolist()}) == 48
+    with pytest.raises(AssertionError):
+        FIXED.words(1, "noise", 3, start=3)
 
 
 def test_a_fingerprint_depends_on_the_secret_and_the_content():

@@ -45,6 +45,7 @@ def check_sensitivity(count):
     """A person, whatever their examples, moves the counts by 1, or √2 if exchanged."""
     random = np.random.default_rng(0)
     people = persons(random, 12)
+    people.append(np.arange(2000) // 1999)  # of whose parts one would be rounded away
     whole = count(people)
     others = [np.zeros(1, int), np.full(6, K - 1)]
     exchanged = []
@@ -55,6 +56,25 @@ def check_sensitivity(count):
             exchanged.append(np.linalg.norm(whole - count([*rest, other])))
     assert max(exchanged) <= math.sqrt(2)
     assert max(exchanged) > 1
+
+
+def test_further_bits_are_of_one_count(monkeypatch):
+    asked = []
+
+    def numbers(words, scale, more):
+        for place in range(len(words)):
+            more(place, 1)
+        return np.zeros(len(words), np.int64)
+
+    def derive(self, *name, size=32):
+        asked.append(name)
+        return bytes(size)
+
+    monkeypatch.setattr(class_counts, "rounded_normals", numbers)
+    monkeypatch.setattr(Seed, "derive", derive)
+    noisy_counts(Mechanism(1.0, 5.0, 1), np.zeros(3, int), K, Seed.from_int(0))
+    bits = [name for name in asked if name[0] == "class counts bits"]
+    assert len(bits) == len({*bits}) == K
 
 
 def test_one_example_or_person_moves_the_counts_by_one():
