@@ -331,6 +331,13 @@ def test_processes_together_keep_within_the_limit(tmp_path):
 ### The file
 
 
+def test_without_a_limit_delta_is_the_smallest_of_a_charge():
+    assert Balance().delta() is None
+    smaller = dataclasses.replace(charge(THREE[1], "two"), delta=DELTA / 10)
+    balance = Balance().with_charge(smaller).with_charge(charge(THREE[0]))
+    assert balance.delta() == DELTA / 10
+
+
 def test_reading_changes_nothing_and_needs_no_file(tmp_path):
     account = Account(tmp_path / "none" / "account")
     assert account.read() == Balance()
@@ -338,6 +345,7 @@ def test_reading_changes_nothing_and_needs_no_file(tmp_path):
     assert not (tmp_path / "none").exists()
     account.charge(charge(THREE[0]))
     assert account.path.stat().st_mode & 0o777 == 0o600
+    assert account.path.parent.stat().st_mode & 0o777 == 0o700
     with account.path.open("ab") as file:
         file.write(b'{"charge": {"wha')
     before = account.path.read_bytes()
