@@ -83,6 +83,10 @@ def test_a_folder_that_lost_a_part_is_refused(complete, lost, message):
     (complete / lost).unlink()
     with pytest.raises(ValueError, match=re.escape(message)):
         RunFolder(complete).seed(None)
+    if lost != "private/seed.json":
+        (complete / lost).touch()
+        with pytest.raises(ValueError, match=re.escape(message)):
+            RunFolder(complete).seed(None)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +102,47 @@ def test_a_secret_without_its_run_is_not_used_again(complete, left):
             path.unlink()
     with pytest.raises(ValueError, match="would add the same noise to other sums"):
         RunFolder(complete).seed(None)
+
+
+def test_a_copy_of_a_run_that_was_moved_is_refused(tmp_path):
+    RunFolder(tmp_path / "old").seed(None)
+    (tmp_path / "old").rename(tmp_path / "new")
+    moved = RunFolder(tmp_path / "new")
+    for name in ("config.json", "ledger.jsonl", "private/fingerprint.json"):
+        (moved.path / name).write_text("{}")
+    moved.seed_is_used()
+    kept = moved.private / "seed.json"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    shutil.copytree(moved.path, tmp_path / "old")
+    with pytest.raises(ValueError, match="is a copy of the run in"):
+        RunFolder(tmp_path / "old").seed(None)
+
+
+def test_a_search_that_lost_its_runs_is_refused(tmp_path):
+    folder = RunFolder(tmp_path, of_search=True)
+    folder.seed(None)
+    (tmp_path / "study.json").write_text("{}")
+    folder.seed_is_used()
+    with pytest.raises(ValueError, match="lost private/runs, but its secret seed"):
+        folder.seed(None)
+
+
+def test_a_private_folder_that_others_can_read_is_closed_to_them(tmp_path):
+    (tmp_path / "private").mkdir()
+    os.chmod(tmp_path / "private", 0o755)
+    assert stat.S_IMODE(RunFolder(tmp_path).private.stat().st_mode) == 0o700
+
+
+def test_a_refused_folder_is_removed_only_if_nothing_is_lost(tmp_path):
+    for name in ("unused", "used", "more"):
+        folder = RunFolder(tmp_path / name)
+        folder.seed(None)
+        if name == "used":
+            folder.seed_is_used()
+        elif name == "more":
+            (folder.path / "notes").write_text("")
+        run_folder.remove_unused(folder.path)
+    assert {path.name for path in tmp_path.iterdir()} == {"used", "more"}
 
 
 @pytest.mark.parametrize("name", [None, "run/config.json", "elsewhere.jsonl"])
