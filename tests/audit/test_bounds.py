@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from tanager.audit.bounds import (
+    AuditResult,
     Errors,
     Estimator,
     GaussianEstimator,
@@ -130,6 +131,7 @@ def test_so_are_those_of_noise_beside_other_noise():
         above, below = (mpmath.ncdf(s * mu / 2 - found / mu) for s in (1, -1))
         assert above - mpmath.exp(found) * below >= DELTA
     assert found > 0.999 * accountant.epsilon_gaussian(float(mu), DELTA)
+    assert estimator.curve(100.0).gaussian == pytest.approx(float(mu))
 
 
 def test_the_highest_rates_cover_the_true_ones():
@@ -169,6 +171,26 @@ def test_bounds_on_ideal_scores_are_valid(estimator, true, monkeypatch):
         for _ in range(1500)
     )
     assert over <= stats.binom.isf(1e-6, 1500, 0.05)
+
+
+def test_errors_are_counted_on_scores_that_chose_no_threshold():
+    errors = audit_scores(np.arange(50.0), np.arange(30.0), ESTIMATORS[0]).errors
+    assert (errors.inside, errors.outside) == (45, 27)
+
+
+@pytest.mark.parametrize("bounds", [(1.0, 1.0), (1.1, 0.0), (0.0, 1.1)])
+def test_a_claim_is_violated_if_either_bound_is_above_it(bounds):
+    lower, trade_off = bounds
+    found = AuditResult(
+        claimed_epsilon=1.0,
+        delta=DELTA,
+        confidence=0.95,
+        inside=np.zeros(1),
+        outside=np.zeros(1),
+        epsilon_lower_bound=lower,
+        trade_off_bound=trade_off,
+    )
+    assert found.violated == (max(bounds) > 1)
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,21 @@ def test_what_5000_ideal_canaries_prove(true, least):
     assert least[1] < found[1]
 
 
+@pytest.mark.parametrize("right", [60, 75, 99, 100])
+def test_the_bound_is_never_above_where_the_theorem_is(right):
+    guesses = Guesses(1000, 100, right)
+    found = one_run(guesses, delta=DELTA, confidence=0.95)
+    assert found == 0 or p_value(guesses, found, DELTA) < 0.05
+
+
+def test_what_was_released_beside_the_steps_is_not_theirs():
+    """The counts alone give 69 % of right guesses: these refute no noise of steps."""
+    counts, steps = Mechanism(1.0, 1.0, 1), Mechanism(1.0, 100.0, 1)
+    guesses, both = Guesses(1000, 1000, 650), {"delta": DELTA, "confidence": 0.95}
+    assert one_run_trade_off(guesses, steps, **both) > 0
+    assert one_run_trade_off(guesses, counts, steps, **both) == 0
+
+
 def test_guesses_are_the_highest_and_the_lowest():
     scores = np.array([5.0, -5.0, 0.0, 4.0, -4.0, 0.1])
     included = np.array([True, False, True, False, False, False])

@@ -113,6 +113,14 @@ def test_a_bound_is_too_high_as_rarely_as_it_says(splits):
 
 
 @pytest.mark.statistical
+def test_each_split_has_half_the_risk():
+    """Their median errs twice as often as one of them, at the most."""
+    audit = ScoreAudit(np.ones(100), np.zeros(100))
+    for splits, confidence in ((1, 0.9), (5, 0.95)):
+        found = audit.epsilon_lower_bound(delta=1e-5, confidence=0.9, splits=splits)
+        assert found == Estimator(1e-5, confidence).bound(Errors(0, 90, 0, 90))
+
+
 def test_a_threshold_chosen_by_what_it_proves_is_caught():
     """The planted bug: no split, and no correction for the choice."""
 
