@@ -24,6 +24,14 @@ def refuse(place, taken):
     raise AssertionError(f"{taken} words decide every draw here")
 
 
+def few(place, taken):
+    return 2**60
+
+
+def many(place, taken):
+    return 2**63
+
+
 def whole_of(number) -> int:
     floor: Any = mpmath.floor(number)
     return int(floor)
@@ -88,6 +96,9 @@ def test_the_largest_and_the_smallest_words():
     assert 8.9 < found[0] < 9.2
     assert found[1] == -found[0]
     assert abs(found[2]) < 1e-6 and abs(found[3]) < 1e-6
+    # There, U's next bits decide more than the last one of those drawn.
+    low, high = (rounded_normals(extreme[:1], 8.0, more) for more in (few, many))
+    assert low == 75 and high == 73
 
 
 def test_ndtri_is_as_precise_as_is_said():
@@ -153,10 +164,15 @@ def test_bits_are_asked_for_until_they_decide():
             exact_tail((whole + mpmath.mpf("0.5")) / mpmath.mpf(scale)), 192
         ) - (tail << 128)
         bits = whole_of(place)
-    given = [bits >> 64, (bits & (2**64 - 1)) + 1]
-    word = np.array([tail << 1], np.uint64)
-    found = rounded_normals(word, scale, lambda place, taken: given[taken - 1])
-    assert found[0] == whole
+    given, asked = [bits >> 64, (bits & (2**64 - 1)) + 1], []
+
+    def more(place, taken):
+        asked.append((place, taken))
+        return given[taken - 1]
+
+    word = np.array([*words(2), tail << 1], np.uint64)
+    assert rounded_normals(word, scale, more)[2] == whole
+    assert asked == [(2, 1), (2, 2)]
 
 
 def test_planted_a_draw_that_trusts_float64_is_another(monkeypatch):

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import re
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +77,15 @@ def test_the_deviation_pays_for_the_rounding(size):
     assert noise.standard_deviation == pytest.approx(expected, rel=1e-12)
     assert 1.5 * 0.8 < noise.standard_deviation < 1.5 * 0.8 * (1 + 2**-12)
     assert noise._scale * noise.grid.spacing >= noise.standard_deviation
+
+
+def test_no_rounding_makes_the_noise_smaller():
+    for sigma in np.random.default_rng(0).uniform(0.3, 30, 30).tolist():
+        mechanism = Mechanism(0.1, sigma, 1)
+        noise = GaussianNoise(mechanism, 0.8, SEED, {"a": jnp.zeros(7)})
+        spacing = Fraction(noise.grid.spacing)
+        paid = Fraction(noise._scale) * spacing / Fraction(sigma) - Fraction(0.8)
+        assert paid > 0 and paid**2 >= 7 * spacing**2
 
 
 @pytest.mark.statistical

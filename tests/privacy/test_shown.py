@@ -35,8 +35,8 @@ def test_four_digits():
 
 def test_a_delta_is_rounded_up_where_a_run_claims_it():
     """One over 70,000 is 1.428571…e-05, and 1.42857e-05 would be a smaller δ."""
-    shown = [format_delta(each) for each in (1 / 70_000, 1e-5, 2.04e-05, 0.5)]
-    assert shown == ["1.42858e-05", "1e-05", "2.04e-05", "0.5"]
+    shown = [format_delta(each) for each in (1 / 70_000, 1.00000004e-5, 1e-5, 0.5)]
+    assert shown == ["1.42858e-05", "1.00001e-05", "1e-05", "0.5"]
     result = {"epsilon": 3.0, "delta": 1 / 70_000, "adjacency": "zero-out"}
     for sentence in (guarantee.claim(result), guarantee.meaning(result)):
         assert "δ = 1.42858e-05)" in sentence
