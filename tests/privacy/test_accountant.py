@@ -12,7 +12,7 @@ import pytest
 from closed_forms import gaussian_epsilon, root
 from scipy import integrate, stats
 
-from tanager.privacy import _rdp, accountant
+from tanager.privacy import _pld, _rdp, accountant
 from tanager.privacy.accountant import Accountant
 from tanager.privacy.mechanism import Adjacency, Mechanism
 
@@ -349,6 +349,43 @@ def test_delta_of_one_step_is_that_of_the_worse_direction():
     for epsilon in (0.1, 1.0, 2.0):
         exact = step_delta(mechanism, epsilon)
         assert accountant.delta(mechanism, epsilon) == pytest.approx(exact, rel=1e-3)
+
+
+@pytest.fixture
+def computed_anew():
+    accountant._epsilon_pld.cache_clear()
+    yield
+    accountant._epsilon_pld.cache_clear()
+
+
+def test_what_rounding_hides_is_spent(monkeypatch, computed_anew):
+    delta, hidden = accountant.delta(SMALL, 0.2), 1e-9
+    assert hidden < 0.01 * delta
+    sooner = accountant.epsilon(SMALL, delta - hidden)
+    monkeypatch.setattr(_pld, "lost_to_rounding", lambda parts: hidden)
+    accountant._epsilon_pld.cache_clear()
+    assert accountant.delta(SMALL, 0.2) == pytest.approx(delta + hidden, rel=1e-9)
+    assert accountant.epsilon(SMALL, delta) == pytest.approx(sooner, rel=1e-9)
+
+
+def test_either_direction_can_be_the_worse(monkeypatch):
+    delta, compose = accountant.delta(SMALL, 0.2), _pld.compose
+    monkeypatch.setattr(_pld, "compose", lambda *parts: compose(*parts)[::-1])
+    assert accountant.delta(SMALL, 0.2) == delta
+
+
+def test_what_is_not_a_number_is_no_guarantee(monkeypatch, computed_anew):
+    """RDP has one."""
+
+    class Broken:
+        def get_delta_for_epsilon(self, epsilon):
+            return math.nan
+
+    monkeypatch.setattr(_pld, "compose", lambda *parts: (Broken(),))
+    monkeypatch.setattr(_pld, "epsilon", lambda *composed: math.nan)
+    spent = accountant.epsilon(SMALL, 1e-5)
+    assert spent == accountant.epsilon(SMALL, 1e-5, "rdp")
+    assert accountant.delta(SMALL, spent) == pytest.approx(1e-5, rel=1e-3)
 
 
 def test_delta_inverts_epsilon():
