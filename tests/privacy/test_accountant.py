@@ -10,7 +10,7 @@ import mpmath
 import numpy as np
 import pytest
 from closed_forms import gaussian_epsilon, root
-from scipy import integrate, stats
+from scipy import integrate, special, stats
 
 from tanager.privacy import _pld, _rdp, accountant
 from tanager.privacy.accountant import Accountant
@@ -356,6 +356,20 @@ def computed_anew():
     accountant._epsilon_pld.cache_clear()
     yield
     accountant._epsilon_pld.cache_clear()
+
+
+def test_what_is_lost_is_never_nothing():
+    """Rounding takes more than there is from the divergences of the first."""
+    orders = accountant.RDP_ORDERS
+    assert (accountant.rdp(Mechanism(1e-8, 1e4, 1), orders) > 0).all()
+    mu = math.sqrt(8) * special.erfinv(1e-5 * (1 + 5e-10))
+    assert accountant.epsilon_gaussian(mu, 1e-5) > 0
+
+
+def test_a_group_too_large_for_the_grid_is_sampled_as_a_whole():
+    spent = accountant.epsilon(Mechanism(0.1, 900.0, 4), 1e-5, group=1100)
+    whole = accountant.epsilon(Mechanism(1.0, 900 / 1100, 4), 1e-5)
+    assert spent == pytest.approx(whole, rel=1e-6)
 
 
 def test_what_rounding_hides_is_spent(monkeypatch, computed_anew):
