@@ -167,6 +167,32 @@ def test_a_sensitivity_is_reached_and_not_exceeded(clip_norm, style, most, trace
         assert 0.999 * most < length <= grad_fn.sensitivity_at(clip_norm)
 
 
+def test_the_reach_of_traced_norms_is_rounded_up():
+    for norms in np.random.default_rng(0).uniform(0.1, 9, (100, 3)).astype(np.float32):
+        found = Limit([jnp.float32(norm) for norm in norms]).reach()
+        assert float(found) >= math.hypot(*norms.tolist())
+
+
+def test_a_norm_of_many_leaves_is_rounded_up():
+    """Every addition to 1 of less than half a unit in its last place is lost."""
+    small = [np.full(1, 2.0**-25, np.float32)] * 64
+    squares = [*enumerate([np.ones(1, np.float32), *small])]
+    (found,) = Limit([1.0]).norms_of(squares, 1)
+    assert float(found[0]) ** 2 >= 1 + 64 * 2.0**-25
+    with jax.enable_x64(True):
+        squares[1] = 1, np.full(1, 1e-60)
+        (found,) = Limit([1.0]).norms_of(squares[:2], 1)
+        assert found.dtype == jnp.float64
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_gradients_are_brought_to_the_target(style):
+    made = Style(style, gamma=1e-9)
+    norms, mask = jnp.full(1, 8.0), jnp.ones(1, bool)
+    (found,) = factors.clip_factors(norms, mask, 2.0, made, target=0.5).values
+    assert 8 * float(found) == pytest.approx(0.5 if style == "unit" else 1.0)
+
+
 @pytest.mark.parametrize("style", ["unit", Style("automatic", 1e-12)], ids=str)
 @strategies
 def test_gradients_that_are_zero_or_vanish_when_squared(strategy, style):
