@@ -1,6 +1,7 @@
 """Losses that have no per-example gradients, and are refused by name."""
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import pytest
 from jax import lax
@@ -59,6 +60,26 @@ def test_what_makes_per_example_gradients_ill_defined_is_refused(function, name,
 
     grad_fn = clipped_grad(loss, clip_norm=1.0)
     with pytest.raises(ValueError, match=f"loss uses {name}, which.*remove it from"):
+        grad_fn(jnp.ones(3), jnp.ones((2, 3)))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "buffer_callback",
+        "call_hi_primitive",
+        "empty",
+        "empty_ref",
+        "noinline",
+        "pure_callback",
+        "stochastic_convert_element_type",
+    ],
+)
+def test_operations_are_refused_by_name(name):
+    operation = jex.Primitive(name)
+    operation.def_abstract_eval(lambda x: x)
+    grad_fn = clipped_grad(lambda w, x: curve(w * operation.bind(x)), clip_norm=1.0)
+    with pytest.raises(ValueError, match=f"loss uses {name}, which"):
         grad_fn(jnp.ones(3), jnp.ones((2, 3)))
 
 
