@@ -170,8 +170,6 @@ class PrivateSearch:
             ValueError: δ is not strictly between 0 and 1.
         """
         validate.probability(delta=delta)
-        if self.run.noise_multiplier == 0:
-            return math.inf
         return accountants.epsilon_from_rdp(accountants.RDP_ORDERS, self.rdp(), delta)
 
     def rdp(self) -> np.ndarray:
@@ -197,8 +195,6 @@ class PrivateSearch:
         divergence, α / 2σ², is at most that of a run at every order: one or two
         examples in the papers' settings.
         """
-        if self.run.noise_multiplier == 0:
-            return 0.0
         orders = np.asarray(accountants.RDP_ORDERS)
         spent = accountants.rdp(self.run, accountants.RDP_ORDERS)
         return float(np.sqrt(np.max(orders / (2 * spent))))
