@@ -175,12 +175,12 @@ def test_the_reach_of_traced_norms_is_rounded_up():
 
 def test_a_norm_of_many_leaves_is_rounded_up():
     """Every addition to 1 of less than half a unit in its last place is lost."""
-    small = [np.full(1, 2.0**-25, np.float32)] * 64
-    squares = [*enumerate([np.ones(1, np.float32), *small])]
+    small = [jnp.full(1, 2.0**-25)] * 64
+    squares = [*enumerate([jnp.ones(1), *small])]
     (found,) = Limit([1.0]).norms_of(squares, 1)
     assert float(found[0]) ** 2 >= 1 + 64 * 2.0**-25
     with jax.enable_x64(True):
-        squares[1] = 1, np.full(1, 1e-60)
+        squares[1] = 1, jnp.full(1, 1e-60)
         (found,) = Limit([1.0]).norms_of(squares[:2], 1)
         assert found.dtype == jnp.float64
 

@@ -1,11 +1,13 @@
 """The trade-off curve beside the exact Gaussian's and beside attacks on it."""
 
+import math
+
 import numpy as np
 import pytest
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import stats
 
-from tanager.privacy import _pld, accountant
+from tanager.privacy import _pld, accountant, trade_off
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.trade_off import TradeOff
 
@@ -103,3 +105,31 @@ def test_a_loss_too_wide_for_a_grid_promises_nothing():
     curve = TradeOff(Mechanism(0.5, 1e-4, 10_000))
     assert np.all(curve.false_negatives(RATES) >= 0)
     assert float(curve.false_negatives(0.01)) < 0.01
+
+
+@pytest.fixture
+def computed_anew():
+    trade_off._tangents.cache_clear()
+    yield
+    trade_off._tangents.cache_clear()
+
+
+def test_what_is_not_a_number_hides_nothing(monkeypatch, computed_anew):
+    monkeypatch.setattr(_pld, "deltas", lambda composed, epsilons: epsilons * math.nan)
+    assert np.all(TradeOff(Mechanism(0.1, 1.3, 7)).deltas == 1)
+
+
+def test_what_rounding_hides_is_in_the_curve(monkeypatch, computed_anew):
+    mechanism = Mechanism(0.1, 1.3, 7)
+    assert TradeOff(mechanism).advantage >= accountant.delta(mechanism, 0.0)
+    exact = TradeOff(mechanism).deltas
+    monkeypatch.setattr(_pld, "lost_to_rounding", lambda parts: 1e-6)
+    monkeypatch.setattr(trade_off, "_SUMMED", 1e-3)
+    trade_off._tangents.cache_clear()
+    found = TradeOff(mechanism).deltas
+    np.testing.assert_allclose(found, exact * (1 + 1e-3) + 1e-6, atol=1e-12)
+
+
+def test_noise_without_sampling_is_added_up():
+    several = TradeOff(Mechanism(1.0, 1.0, 4), Mechanism(1.0, 0.5, 1))
+    assert several.gaussian == pytest.approx(math.sqrt(8))

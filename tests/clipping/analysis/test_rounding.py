@@ -6,6 +6,7 @@ the sizes where what is left is largest against the norm.
 """
 
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +39,27 @@ def test_squares_of_equal_numbers(shape, value):
     found = np.asarray(found, np.float64)
     assert np.all(found >= exact)
     assert np.all(found <= exact * (1 + 1e-3))
+
+
+@pytest.mark.parametrize(
+    ("shape", "steps"), [((5,), 4), ((4096,), 4095), ((16, 16, 64), 63 + 255)]
+)
+def test_squares_are_raised_by_what_their_sums_can_lose(shape, steps):
+    found = float(rounding.squares(jnp.ones((1, *shape)))[0])
+    assert found >= math.prod(shape) * (1 + rounding.gamma(steps, jnp.float32))
+
+
+def test_what_both_of_two_sums_lose_is_allowed_for():
+    """With one row masked or not; and by numbers that vanish, next to a small C."""
+    u, tiny = 2.0**-24, 2.0**-126
+    few = rounding.float_error(20.0, 64, 1.0, 10, jnp.float32)
+    assert few.sum >= (2 * 20 * 64 + 16) * u and few.target == 1
+    many = rounding.float_error(200.0, 4096, 1.0, 10, jnp.float32)
+    assert many.target * (1 + many.sum) == pytest.approx(1 + rounding.ALLOWANCE)
+    small = rounding.float_error(1.0, 1, 1e-12, 10**9, jnp.float32)
+    assert small.sum >= 1e9 * tiny / 1e-12**2
+    assert rounding.gamma(2.0**25, jnp.float32) == math.inf
+    assert [rounding.run_steps(size) for size in (8, 64, 65)] == [3, 7 + 3, 7]
 
 
 def test_reductions_that_follow_each_other_stay_apart():
