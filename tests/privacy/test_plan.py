@@ -94,6 +94,13 @@ def test_the_default_delta_is_a_round_number_well_below_one_over_n(examples):
     assert delta_warning(1.01 * 0.1 / examples, examples) is not None
 
 
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_the_budget_is_kept_by_the_accountant_that_claims_it(accountant):
+    plan = Plan.solve(50_000, 4096, 100, epsilon=3.0, accountant=accountant)
+    spent = plan.epsilon[accountant]
+    assert spent is not None and 0.99 * 3 < spent <= 3
+
+
 def test_a_large_delta_is_warned_about():
     (warning,) = Plan.solve(**CIFAR, delta=1 / 50_000).warnings
     assert warning.startswith("delta (2e-05) is not below 1/N (2e-05)")
