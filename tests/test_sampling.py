@@ -311,6 +311,11 @@ def test_stream_is_the_one_documented(examples, rate, step):
     assert list(sampler(examples, rate, 10).indices(step)) == expected
 
 
+def test_another_secret_draws_its_own_batches():
+    other = sampler(300, 0.1, 1, seed=1).with_seed(Seed.from_int(2)).indices(0)
+    assert other.tolist() == sampler(300, 0.1, 1, seed=2).indices(0).tolist()
+
+
 @pytest.mark.statistical
 def test_seeds_are_independent():
     """Same step, other seed: no covariance; false alarm 1e-6."""

@@ -9,6 +9,7 @@ from scipy import stats
 
 from parts import step as make_step
 from tanager.data import ArraySource, gather
+from tanager.keys import derive_keys
 from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
 from tanager.training.state import update_average
@@ -147,6 +148,15 @@ def test_the_physical_batch_size_changes_nothing():
     one_by_one, whole = (flat(after(step, 2, size).params) for size in (1, 64))
     # Each physical batch is rounded to the grid.
     np.testing.assert_allclose(one_by_one, whole, rtol=1e-5, atol=5e-6)
+
+
+def test_another_secret_moves_batches_noise_and_views(plain):
+    secret = Seed.from_int(2)
+    step = plain.with_seed(secret)
+    assert step.sampler.indices(0).tolist() != plain.sampler.indices(0).tolist()
+    assert not np.array_equal(noise_of(step, 0), noise_of(plain, 0))
+    key = derive_keys(secret, "augmentation", 3)[0]
+    assert step.augmentation_key(3) == key != plain.augmentation_key(3)
 
 
 def test_an_empty_batch_is_a_noise_only_step():
