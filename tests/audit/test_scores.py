@@ -1,6 +1,7 @@
 """An audit from scores alone: by hand, against a library, and how often it errs."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -113,6 +114,19 @@ def test_a_bound_is_too_high_as_rarely_as_it_says(splits):
 
 
 @pytest.mark.statistical
+def test_the_bound_is_the_median_of_random_splits(monkeypatch):
+    seen = []
+
+    def found(inside, outside, estimator):
+        seen.append((*inside, *outside))
+        return SimpleNamespace(epsilon=float(len(seen)))
+
+    monkeypatch.setattr("tanager.audit.bounds.audit_scores", found)
+    audit = ScoreAudit(np.arange(20.0), np.arange(20.0))
+    assert audit.epsilon_lower_bound(delta=1e-5, splits=5) == 3
+    assert len({*seen}) == 5
+
+
 def test_each_split_has_half_the_risk():
     """Their median errs twice as often as one of them, at the most."""
     audit = ScoreAudit(np.ones(100), np.zeros(100))
