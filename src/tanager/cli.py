@@ -140,13 +140,13 @@ def _with_flag(words: Sequence[str], message: str) -> str:
         flags |= {each.name for kind in (Recipe, options) for each in fields(kind)}
     flags -= {"solve_for"}
     name, mark, rest = message.partition(" (=")
-    if name == "path" and "data" in flags:
-        name = "data"
+    if name == "path":  # The rest may name what is in that file or folder.
+        return f"--data{mark}{rest}" if "data" in flags else message
     if mark and name in flags:
         message = f"{_flag(name)}{mark}{rest}"
     # A name of several words is a field's, except in a path, a value or Python code.
     return re.sub(
-        r"(?<![\w./'\"-])[a-z]+_[a-z_]+(?![\w./'\"=-]| \(--)",
+        r"(?<!\w)'[^']*'|\"[^\"]*\"|(?<![\w./-])[a-z]+_[a-z_]+(?![\w./=-]| \(--)",
         lambda found: _flag(found[0]) if found[0] in flags else found[0],
         message,
     )

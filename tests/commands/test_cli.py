@@ -139,6 +139,7 @@ def test_help_of_a_flag_has_the_line_breaks_of_its_box_only(capsys, words):
             "(='balanced digits') must be balanced alone, or a name and a number",
         ),
         (["train", "--optimizer", "adamm"], "did you mean adam?"),
+        (["train", "--optimizer", "a batch_size b"], "(='a batch_size b') must be"),
         (["train", "--physical-batch-size", "9999999999"], "must be at most 1048576"),
         (["train", "--model", "wrn-16-5x"], "model (='wrn-16-5x')"),
         (
@@ -185,6 +186,15 @@ def test_a_model_that_cannot_be_made_is_refused_before_a_run_is_named(
     assert main(["train", "digits", *words.split()]) == 2
     printed, error = capsys.readouterr()
     assert message in error and not printed
+
+
+def test_names_in_a_folder_are_no_flags(tmp_path, capsys):
+    for name in ("train_examples", "validation_examples"):
+        (tmp_path / name).mkdir()
+    assert main(["train", "folder", "--data", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tanager: error: --data (=")
+    assert "2 folders (train_examples, validation_examples)" in error
 
 
 def test_images_of_a_person_are_limited_only_where_persons_are_the_unit(capsys):
