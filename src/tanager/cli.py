@@ -136,8 +136,10 @@ def _with_flag(words: Sequence[str], message: str) -> str:
         from tanager.recipes.recipe import Recipe
 
         command = importlib.import_module(f"tanager.commands.{words[0]}")
-        options = getattr(command, "Options", None) or command.Arguments
-        flags |= {each.name for kind in (Recipe, options) for each in fields(kind)}
+        kinds = [Recipe, getattr(command, "Options", None) or command.Arguments]
+        if words[0] == "search":
+            kinds += command.experiments.TABLES.values()
+        flags |= {each.name for kind in kinds for each in fields(kind)}
     flags -= {"solve_for"}
     name, mark, rest = message.partition(" (=")
     if name == "path":  # The rest may name what is in that file or folder.

@@ -305,7 +305,7 @@ def test_a_budget_is_searched_and_its_winner_trained_on_all(
     assert "cannot be resumed: --noise-multiplier was 4.0 and is 3.0" in error
     assert main(words[:-1]) == 2
     error = capsys.readouterr().err
-    assert "training_accuracy was True and is False" in error
+    assert "--training-accuracy was True and is False" in error
 
 
 @pytest.mark.slow
@@ -346,6 +346,7 @@ def test_a_cumulative_ablation_changes_one_after_another(tmp_path, capsys):
             ["data", "--simulation-batch-size=0"],
             "--simulation-batch-size (=0) must be at least 1",
         ),
+        (["data", "--batch-size=512"], "error: --try-examples (=323) must be at"),
         (["privacy", "--try-steps=0"], "--try-steps (=0) must be at least 1"),
         (
             ["budget", "--vary", "batch-size=512,1437", "--simulation-batch-size=512"],
