@@ -162,8 +162,11 @@ def find_images(name: str, path: Path, wanted: Wanted) -> Found:
                         for other in looked(above)[1]:
                             wanted.record.skip(other)
                 elif wanted.own and folder != path:
-                    names = ((f, each) for f, *both in walked(folder) for each in both)
-                    own = {place / name for place, those in names for name in those}
+                    own = {
+                        place / name
+                        for place, *both in walked(folder)
+                        for name in itertools.chain(*both)
+                    }
                     note_unread(folder.parent, own, wanted.record)
                 return found
     if layout.multi_label:

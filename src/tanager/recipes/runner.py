@@ -102,13 +102,10 @@ def load(
 def refuse_columns(dataset: data.Dataset, fields: Mapping[str, Any]) -> None:
     """Refuse fields that name columns, of data that have none."""
     layout = (dataset.record or {}).get("layout")
+    if layout not in ("class folders", "npy files", "an npz file"):
+        return
     for name in ("image_column", "label_column"):
-        value = fields.get(name)
-        if value is not None and layout in (
-            "class folders",
-            "npy files",
-            "an npz file",
-        ):
+        if (value := fields.get(name)) is not None:
             rule = f"names a column, and the data are read as {layout}"
             remedy = "name their table with labels (--labels FILE), or leave it out"
             validate.refuse(name, value, rule, remedy)
@@ -186,10 +183,10 @@ def saying_how_to_skip(recipe: Recipe) -> Iterator[None]:
 
 def _refuse_unused(recipe: Recipe, dataset: data.Dataset) -> None:
     """Refuse fields of images that are read one by one, for images in memory."""
-    given = {"workers": recipe.workers, "unreadable": recipe.unreadable}
-    for name, value in given.items():
-        streamed = isinstance(dataset.train, data.StreamedSource)
-        if not streamed and value not in (None, "error"):
+    if isinstance(dataset.train, data.StreamedSource):
+        return
+    for name in ("workers", "unreadable"):
+        if (value := getattr(recipe, name)) not in (None, "error"):
             rule = "does not apply to data in memory"
             validate.refuse(name, value, rule, "leave it out")
 
