@@ -279,6 +279,9 @@ def test_a_stopped_run_in_a_new_folder_names_it(tmp_path, monkeypatch, capsys, b
     named = " with --out runs/digits-1 to resume" if begun else ""
     told = capsys.readouterr().err
     assert told == f"tanager: stopped: run the same command again{named}\n"
+    if not begun:
+        assert main([*SHORT, "new"]) == 130
+        assert capsys.readouterr().err == told and not Path("new").exists()
 
 
 def test_a_path_with_the_signs_of_a_markup_is_a_path(tmp_path, capsys):

@@ -257,10 +257,11 @@ def _saying_how_to_resume(given: Recipe, placed: "Prepared") -> Iterator[None]:
         yield
     except KeyboardInterrupt as stopped:
         out, again = str(placed.recipe.out), "run the same command again"
-        if given.out is not None:
-            again += f" to resume {out}"
-        elif any(Path(out).rglob("config.json")):  # else it is removed
-            again += f" with --out {shlex.quote(out)} to resume"
+        if any(Path(out).rglob("config.json")):  # else nothing was begun
+            if given.out is None:
+                again += f" with --out {shlex.quote(out)} to resume"
+            else:
+                again += f" to resume {out}"
         stopped.args = (again,)
         raise
 
