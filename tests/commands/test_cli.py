@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 import tanager
 from tanager import recipes
 from tanager.cli import main
-from tanager.commands import experiments, plan, train
+from tanager.commands import experiments, flags, plan, train
 from tanager.recipes import runner
 from tanager.training.estimate import Estimate
 
@@ -313,6 +313,20 @@ def test_a_folder_of_another_run_is_refused_before_anything_is_computed(
         assert main([*SHORT, str(folder), *words]) == 2
         printed, error = capsys.readouterr()
         assert message in error and "run:" not in printed
+
+
+def test_a_run_begun_with_a_flag_that_is_refused_now_is_repeated(
+    tmp_path, capsys, monkeypatch
+):
+    words = [*SHORT, str(tmp_path / "run"), "--lora-rank", "4"]
+    assert main(words) == 2
+    assert "--lora-rank (=4) needs --fine-tune lora" in capsys.readouterr().err
+    with monkeypatch.context() as older:
+        older.setattr(flags, "_refuse_alone", lambda *_: None)
+        assert main(words) == 0
+    capsys.readouterr()
+    assert main(words) == 0
+    assert "finished before: nothing is trained" in capsys.readouterr().out
 
 
 def test_json_is_one_object_and_quiet_nothing(tmp_path, capsys):

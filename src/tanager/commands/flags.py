@@ -76,7 +76,8 @@ def parse(
         values["solve_for"] = _solved(given, values)
     recipe = Recipe(**values)
     _refuse_unused(recipe, given)
-    if not command.startswith("search"):  # which may vary what they need
+    # A search may vary what they need, and an older version began runs with them.
+    if not (command.startswith("search") or _begun(recipe.out)):
         _refuse_alone(recipe, given)
     made = options(**own)
     refuse = getattr(made, "refuse_unused", None)
@@ -120,15 +121,21 @@ def _refuse_unused(recipe: Recipe, given: Collection[str]) -> None:
         if value and name not in {field.name for field in _fields(kind)}:
             rule = f"does not apply to augmentation {recipe.augmentation}"
             validate.refuse(name, value, rule, "leave it out")
+
+
+def _begun(out: str | None) -> bool:
+    """Return whether a folder holds a run, or repeats of one."""
+    files = ("config.json", "1/config.json")
+    return out is not None and any(Path(out, file).exists() for file in files)
+
+
+def _refuse_alone(recipe: Recipe, given: Collection[str]) -> None:
+    """Refuse flags that do nothing without another one, or with --non-private."""
     if recipe.non_private:
         for name in ("accountant", "adjacency", "clip_norm"):
             if name in given:
                 rule = "does not apply without privacy"
                 validate.refuse(name, getattr(recipe, name), rule, "leave it out")
-
-
-def _refuse_alone(recipe: Recipe, given: Collection[str]) -> None:
-    """Refuse flags that do nothing without another one."""
     views = recipe.augmentation_multiplicity or recipe.test_views or recipe.crop_size
     weights = recipe.weights is not None or recipe.model == "auto"
     needed: dict[str, tuple[str, bool | int | None]] = {
