@@ -22,8 +22,8 @@ demo: $(SET_UP)
 
 test: lint pytest
 
+# First all strategies against the oracle, compiled as users compile (tests/conftest.py).
 pytest: $(SET_UP)
-	# All strategies against the oracle, compiled as users compile (tests/conftest.py).
 	TANAGER_TESTS=full $(BIN)/pytest tests/clipping/test_clipped_grad.py
 	$(BIN)/pytest --ignore=tests/clipping/test_clipped_grad.py
 
