@@ -110,7 +110,7 @@ def test_batches_that_could_not_be_added_are_refused():
     grid.require_room(2**17, 1.0)
     message = "must be at most 262,082 with 1,000,000,000 parameters: sums are added"
     with pytest.raises(ValueError, match=re.escape(message)):
-        grid.require_room(10**6, 1.0)
+        grid.require_room(2**18, 1.0)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
@@ -146,5 +146,9 @@ def test_a_checksum_tells_sums_apart():
         changed[place, 2] += 1
         others.append(Whole(total.high, {**total.low, "w": changed}))
         others.append(jax.tree.map(lambda leaf, p=place: np.roll(leaf, p + 1), total))
+    changed = total.low["w"].copy()
+    changed[:7] = changed[:7].T
+    others.append(Whole(total.high, {**total.low, "w": changed}))
+    others.append(Whole(total.low, total.high))
     compiled = jax.jit(checksum)
-    assert len({tuple(compiled(other).tolist()) for other in others}) == 61
+    assert len({tuple(compiled(other).tolist()) for other in others}) == 63

@@ -159,6 +159,12 @@ def test_another_secret_moves_batches_noise_and_views(plain):
     assert step.augmentation_key(3) == key != plain.augmentation_key(3)
 
 
+def test_a_batch_that_could_not_be_added_up_is_refused():
+    huge, whole = jax.ShapeDtypeStruct((10**9,), jnp.float32), Mechanism(1.0, 1.0, 1)
+    with pytest.raises(ValueError, match=r"^batch_size .* in 48 bits"):
+        make_step(loss=loss, params=huge, mechanism=whole, examples=2**18)
+
+
 def test_an_empty_batch_is_a_noise_only_step():
     rare = Mechanism(sample_rate=1e-6, noise_multiplier=0.8, steps=30)
     step = step_of(mechanism=rare)
