@@ -147,6 +147,12 @@ def test_the_last_value_within_the_budget_is_found_on_any_curve(unknown, curve):
             assert found == pytest.approx(last, rel=2 * unknown.tolerance)
 
 
+def test_the_last_bit_of_an_overspent_budget_counts():
+    target = calibration._target({"epsilon": 1e3, "delta": 1e-5}, "pld")
+    assert calibration._log_ratio(math.nextafter(1e3, 2e3), target) > 0
+    assert calibration._log_ratio(1e3, target) <= 0
+
+
 @pytest.mark.parametrize(
     ("name", "adjacency"), [("sample_rate", REPLACE), ("noise_multiplier", ADD)]
 )
