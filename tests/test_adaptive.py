@@ -116,6 +116,14 @@ def test_padding_and_rows_that_are_not_finite_count_nothing():
         assert float(count) == expected * clip.weight
 
 
+def test_gradients_are_clipped_to_the_norm_of_the_call():
+    grad_fn, clip = clip_of()
+    w = jnp.zeros(D)
+    _, (found, _) = clip(w, DATA, None, 0.2)
+    np.testing.assert_array_equal(found, grad_fn(w, DATA, clip_norm=0.2).sum)
+    assert distance(found, grad_fn(w, DATA).sum) > 1
+
+
 @pytest.mark.parametrize("count", [-20.0, -3.0, 0.0, 5.5, 20.0])
 def test_the_rule_is_the_papers(count):
     _, clip = clip_of(quantile=0.3, learning_rate=0.7)
