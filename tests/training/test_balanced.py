@@ -1,5 +1,6 @@
 """Class counts are charged, released once with noise of their own, and used."""
 
+import dataclasses
 import json
 import shutil
 from typing import Any
@@ -55,6 +56,8 @@ def check(folder, monkeypatch, grouped=False):
     used, released, derived = [], [], []
     accumulate, derive = Step.accumulate, Seed.derive
     noisy_counts = class_weights.noisy_counts
+    exact = np.array([20, 7.5, 2.5] if grouped else [40, 15, 5])
+    quiet = dataclasses.replace(COUNTS, noise_multiplier=0.0)
 
     def watched(self, *arguments):
         used.append(np.asarray(self._placed.class_weights))
@@ -66,6 +69,7 @@ def check(folder, monkeypatch, grouped=False):
         [charge] = account.read().charges.values()
         assert charge.mechanisms == (COUNTS, STEPS)
         assert json.loads((out / "private/seed.json").read_text())["used"]
+        assert noisy_counts(quiet, *arguments[1:]) == exact.tolist()
         released.append(noisy_counts(*arguments))
         return released[-1]
 
@@ -85,7 +89,6 @@ def check(folder, monkeypatch, grouped=False):
             weights, class_counts.balancing_weights(found, COUNTS, config["examples"])
         )
     # Noise is there, of the right size (false alarm 1e-8), and of a stream of its own.
-    exact = np.array([20, 7.5, 2.5] if grouped else [40, 15, 5])
     assert 0 < np.abs(found - exact).max() < 6.2 * deviation_of(COUNTS)
     streams = [name for name in derived if name[0] in ("noise", "class counts")]
     assert sorted(streams) == [("class counts",), ("noise", 0), ("noise", 1)]
