@@ -53,7 +53,7 @@ def run(out, account=None, grouped=False, labels=LABELS, **changes):
 def check(folder, monkeypatch, grouped=False):
     """Watch a run from its charge to its result, and once more when it is resumed."""
     out, account = folder / "run", Account(folder / "account")
-    used, released, derived = [], [], []
+    used, released, derived, before = [], [], [], []
     accumulate, derive = Step.accumulate, Seed.derive
     noisy_counts = class_weights.noisy_counts
     exact = np.array([20, 7.5, 2.5] if grouped else [40, 15, 5])
@@ -69,6 +69,7 @@ def check(folder, monkeypatch, grouped=False):
         [charge] = account.read().charges.values()
         assert charge.mechanisms == (COUNTS, STEPS)
         assert json.loads((out / "private/seed.json").read_text())["used"]
+        before.append(json.loads((out / "config.json").read_text()))
         assert noisy_counts(quiet, *arguments[1:]) == exact.tolist()
         released.append(noisy_counts(*arguments))
         return released[-1]
@@ -83,11 +84,11 @@ def check(folder, monkeypatch, grouped=False):
     result = run(out, account, grouped)
     [found] = released
     config = json.loads((out / "config.json").read_text())
-    assert config["noisy_counts"]["counts"] == found
-    for weights in used:
-        np.testing.assert_allclose(
-            weights, class_counts.balancing_weights(found, COUNTS, config["examples"])
-        )
+    weights = class_counts.balancing_weights(found, COUNTS, config["examples"])
+    record = {"noisy_counts": {"counts": found, "weights": weights}}
+    assert config == before[0] | record  # and nothing else is published
+    for own in used:
+        np.testing.assert_allclose(own, weights)
     # Noise is there, of the right size (false alarm 1e-8), and of a stream of its own.
     assert 0 < np.abs(found - exact).max() < 6.2 * deviation_of(COUNTS)
     streams = [name for name in derived if name[0] in ("noise", "class counts")]

@@ -87,6 +87,7 @@ def test_the_checkpoint_before_a_damaged_one_is_restored(
     checkpoints.close()
     assert restored is not None
     assert restored[0] == 1
+    assert not (folder / "2").exists()
     assert all(np.array_equal(restored[1][name], STATE[name]) for name in STATE)
     assert "the checkpoint of step 2" in caplog.text
 
