@@ -214,6 +214,17 @@ def test_large_orders_are_those_of_dp_accounting(q, sigma):
             assert found >= mpmath.log(moment) / (order - 1)
 
 
+@pytest.mark.parametrize("sigma", [0.3, 0.41, 0.47])
+def test_exponents_of_large_orders_are_rounded_up(sigma):
+    """Against the largest term of the moment."""
+    order = 2**18
+    with mpmath.workdps(40):
+        exponent = order * (order - 1) / (2 * mpmath.mpf(sigma) ** 2)
+        least = (exponent + order * mpmath.log(mpmath.mpf(0.9))) / (order - 1)
+        assert _rdp.divergence(0.9, sigma, order) >= least
+    assert _rdp.divergence(0.9, sigma, 2 * _rdp.LARGEST_ORDER) == math.inf
+
+
 def test_a_group_without_sampling_is_one_gaussian():
     mechanism = Mechanism(1.0, 20.0, 50)
     exact = gaussian_epsilon(3 * math.sqrt(50) / 20, 1e-5)
