@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from closed_forms import gaussian_epsilon
 from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.pld.pld_pmf import DensePLDPmf
 from scipy import fft, stats
 
 from tanager.privacy import _pld, accountant
@@ -180,6 +181,50 @@ def test_numbers_of_a_group_that_are_left_out_count_as_no_privacy():
         exact = with_group - mpmath.exp(epsilon) * mpmath.ncdf(-2 * x)
     stated = removed.get_delta_for_epsilon(epsilon)
     assert exact <= stated <= 1.001 * exact
+
+
+@pytest.mark.parametrize(
+    ("group", "q"), [(60, 0.3), (100, 0.01), (1000, 0.05), (1000, 0.1)]
+)
+def test_numbers_are_left_out_where_all_together_are_seldom_sampled(group, q):
+    numbers, _ = _pld.Part(q, 2.0, 1, group).shifts()
+    assert numbers[0] == 0 and len(numbers) == numbers[-1] + 1
+    assert stats.binom.sf(numbers[-1], group, q) <= _pld._CUT
+
+
+def test_both_directions_are_composed_where_one_part_is_sampled():
+    parts = (_pld.Part(1.0, 1.0, 1), _pld.Part(0.1, 1.0, 1))
+    assert len(_pld.compose(parts, ADD)) == 2
+
+
+def test_numbers_that_are_left_out_are_lost_however_many(monkeypatch):
+    monkeypatch.setattr(_pld, "_CUT", 1e-2)
+    group, epsilon = 60, 30.0
+    part = _pld.Part(0.01, 0.5, 1, group)
+    assert len(part.shifts()[0]) < 8
+    stated = _pld._connected(part, 1e-3, True).get_delta_for_epsilon(epsilon)
+    x = np.linspace(-5, 40, 100_001)
+    law = stats.binom.pmf(np.arange(group + 1), group, 0.01)
+    with_group = sum(p * stats.norm.pdf(x, k, 0.5) for k, p in enumerate(law))
+    without = stats.norm.pdf(x, 0, 0.5)
+    exact = np.trapezoid(np.maximum(with_group - np.exp(epsilon) * without, 0), x)
+    assert 1e-6 < exact <= stated
+
+
+@pytest.mark.parametrize("infinite", [0.0, 1e-3])
+def test_what_is_infinite_in_a_step_and_beyond_the_ends_is_infinite(infinite):
+    pmf = DensePLDPmf(0.5, -1, np.array([0.5, 0.5 - infinite]), infinite, True)
+    least = 1 - (1 - infinite) ** 5
+    assert _pld.repeat(pmf, 5)._infinity_mass >= least + 0.5 * _pld._CUT_COMPOSED
+    quiet = DensePLDPmf(0.5, 0, np.ones(1), 0.0, True)
+    for both in ([pmf, quiet], [quiet, pmf]):
+        assert _pld.deltas(both, np.array([9.0]))[0] == infinite
+        assert (_pld.epsilon(both, 1e-4) == math.inf) == (infinite > 0)
+
+
+def test_each_step_of_each_part_loses_to_rounding():
+    one, two = (_pld.Part(0.1, 1.0, steps) for steps in (1, 2))
+    assert _pld.lost_to_rounding([one, two]) == 3 * _pld.lost_to_rounding([one])
 
 
 def test_delta_where_exp_of_epsilon_overflows():
