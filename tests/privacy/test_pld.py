@@ -222,6 +222,12 @@ def test_what_is_infinite_in_a_step_and_beyond_the_ends_is_infinite(infinite):
         assert (_pld.epsilon(both, 1e-4) == math.inf) == (infinite > 0)
 
 
+def test_a_loss_that_cannot_be_inverted_is_said():
+    said = pytest.raises(ArithmeticError, match="could not be inverted")
+    with np.errstate(invalid="ignore"), said:
+        _pld._inverse_loss(_pld.Part(0.1, 1.0, 1), np.array([math.nan]))
+
+
 def test_each_step_of_each_part_loses_to_rounding():
     one, two = (_pld.Part(0.1, 1.0, steps) for steps in (1, 2))
     assert _pld.lost_to_rounding([one, two]) == 3 * _pld.lost_to_rounding([one])
