@@ -11,8 +11,8 @@ TINY = float(jnp.finfo(jnp.float32).tiny)
 
 
 def test_squares_that_vanish_count_in_the_terms():
-    lengths = [jnp.zeros((1, 2, 3)), jnp.ones((1, 2, 3))]
-    found = float(terms_of(*lengths, (64, 5))[0])
+    left, right = jnp.zeros((1, 2, 3)), jnp.ones((1, 2, 3))
+    found = float(terms_of(left, right, (64, 5))[0])
     assert found >= 2 * 9 * 64 * TINY
 
 
@@ -21,7 +21,7 @@ def test_products_that_vanish_are_added_to_a_norm(side):
     lengths = [jnp.zeros((1, 2, 3)), jnp.zeros((1, 2, 3))]
     lengths[side] = lengths[side].at[0, 1].set(2.0**60)
     summands = (7, 1) if side else (1, 7)
-    found = float(guarded(jnp.zeros(1), *lengths, summands)[0])
+    found = float(guarded(jnp.zeros(1), lengths[0], lengths[1], summands)[0])
     # All 3 positions meet the one, in each of its 7 summands.
     assert found >= 2 * 7 * 3 * 3 * 2.0**60 * TINY
 
@@ -31,7 +31,7 @@ def test_products_that_vanish_are_added_to_a_norm(side):
 def test_a_norm_of_terms_that_are_too_large_is_infinite(side, value):
     grams = [jnp.ones((2, 1, 3, 3)), jnp.ones((2, 1, 3, 3))]
     grams[side] = grams[side].at[1, 0, 2, 2].set(value)
-    found = gram_of(*grams, (1, 1), 0.0).squares
+    found = gram_of(grams[0], grams[1], (1, 1), 0.0).squares
     assert np.isposinf(found).tolist() == [False, True]
 
 

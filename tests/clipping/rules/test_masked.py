@@ -6,6 +6,7 @@ import pytest
 from oracle import read
 
 from tanager.clipping.rules.base import TapValues
+from tanager.clipping.rules.masked import Masked
 
 
 def normal(*shape):
@@ -41,6 +42,7 @@ def test_what_is_too_large_has_an_infinite_norm(value):
 def squares(mask, x, dy):
     w = jnp.ones(mask.shape)
     program, (group,) = read(lambda w, x: jnp.sum(x @ (w * mask)), w, x)
+    assert isinstance(group, Masked)
     seen = [TapValues([x], [dy], [dy], program.evaluate_prologue([w]))]
     (whole,) = group.by_rule(seen)
     return np.float64(group.gram("gram", whole).squares)
