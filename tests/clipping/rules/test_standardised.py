@@ -6,12 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from oracle import check, draw
+from oracle import check, draw, read
 from rule_cases import ROWS, conv, convolution, curve, only_group
 
 from cases import in_full, tuples_in_full
 from switch import ON_CPU
+from tanager.clipping.analysis.rounding import CANCELLATION, row_steps
 from tanager.clipping.analysis.standardise import standardise
+from tanager.clipping.rules.base import TapValues
+from tanager.clipping.rules.groups import Method
+from tanager.clipping.rules.standardised import Standardised
 
 
 STANDARDISED = {
@@ -141,3 +145,29 @@ def test_a_user_function_of_the_same_name_is_not_taken_for_ours():
 
     assert only_group(loss, w, x).unit.kind == "general"
     check(loss, w, x, methods="few")
+
+
+@pytest.mark.cpu
+def test_norms_allow_for_every_formation_and_sums_for_cancellation(monkeypatch):
+    asked = []
+
+    def formed_again(self, gram, times):
+        asked.append(times)
+        return gram.squares
+
+    monkeypatch.setattr(Standardised, "formed_again", formed_again)
+    w, x = (jnp.asarray(each, jnp.float32) for each in draw(9, (4, 3), (ROWS, 5, 4)))
+    y = x @ standardise(w)
+    program, (group,) = read(lambda w, x: curve(x @ standardise(w)), w, x)
+    assert isinstance(group, Standardised)
+    seen = [TapValues([x], [y], [y], program.evaluate_prologue([w]))]
+    found = [(name, False, [1]) for name in group.grams()]
+    for name in group.gradients():
+        found += [(name, False, [2]), (name, True, [])]
+    for name, retain, expected in found:
+        asked.clear()
+        jax.eval_shape(lambda n=name, r=retain: group.squares(n, seen, retain=r)[0])
+        assert asked == expected, name
+        steps = group.sum_steps(Method(name, group.totals()[0]), 64)
+        assert steps > CANCELLATION * row_steps(64)
+    assert len(found) > 2

@@ -211,7 +211,6 @@ class Standardised(Single):
             2 * gamma(self._statistics, dtype),
             slip * root(scaled.terms),
         )
-        squares = jnp.where(jnp.isfinite(scaled.squares), squares, jnp.inf)
         return Gram(squares, scaled.terms), projection
 
     def _drift(
