@@ -168,12 +168,19 @@ def test_any_foreign_function_that_sees_the_batch_is_refused():
         clip(loss, jnp.ones(3), normal(ROWS, 3))
 
 
+def numbers(bits):
+    return bits[:3].astype(jnp.float32)
+
+
 @pytest.mark.parametrize(
     "draw",
     [
         lambda key: jax.random.normal(key, (3,)),
         lambda key: jax.random.gamma(key, 2.0, (3,)),
         lambda key: jax.random.dirichlet(key, jnp.ones(3)),
+        lambda key: numbers(jax.random.key_data(jax.random.fold_in(key, 1))),
+        lambda key: numbers(jax.random.key_data(jax.random.split(key, 1))[0]),
+        lambda key: numbers(lax.rng_bit_generator(jax.random.key_data(key), (3,))[1]),
     ],
 )
 def test_draws_of_all_rows_from_one_rbg_key_are_refused(draw):

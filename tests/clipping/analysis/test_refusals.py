@@ -94,3 +94,9 @@ def test_collectives_over_examples_are_refused(mix):
 
     with pytest.raises(ValueError, match="must not mix examples"):
         clipped_grad(loss, clip_norm=1.0)(jnp.ones(3), jnp.ones((2, 3)))
+
+
+def test_complex_parameters_are_refused():
+    grad_fn = clipped_grad(lambda w, x: jnp.sum(jnp.abs(w * x)), clip_norm=1.0)
+    with pytest.raises(ValueError, match="params must be real"):
+        grad_fn(jnp.ones(3, jnp.complex64), jnp.ones((2, 3)))
