@@ -114,6 +114,17 @@ def test_an_augmentation_that_could_mix_examples_is_refused(message):
         check(augmenting(MIXING[message]))
 
 
+def test_an_augmentation_that_remembers_is_refused():
+    memory = jax.new_ref(jnp.zeros(3))
+
+    def remembers(x):
+        memory[...] += x
+        return x + memory[...]
+
+    with pytest.raises(ValueError, match=r"^augment .*mutable reference"):
+        check(augmenting(remembers))
+
+
 def test_one_of_persons_too():
     data = tanager.Grouped(np.zeros((40, 3), np.float32), np.arange(40) // 4, 2)
     check(augmenting(jnp.tanh, data=data))
