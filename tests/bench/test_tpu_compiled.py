@@ -60,7 +60,7 @@ def test_for_a_gpu_another_plugin_compiles_and_times_nothing(bench, monkeypatch)
     ("words", "message"),
     [
         (("--models", "resnot-50"), r"^model \(='resnot-50'\)"),
-        (("--strategies", "slow"), r"^strategy \(='slow'\)"),
+        (("--strategies", "slow"), r"^strategies \(='slow'\)"),
         (("--dtypes", "int4"), r"^dtypes \(='int4'\)"),
         (("--topology", "v9z:1x1"), r"^topology \(='v9z:1x1'\) is unknown to libtpu"),
         (("--chips", "5000"), r"^chips \(=5000\) must be from 1 to \d+"),

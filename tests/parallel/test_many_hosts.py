@@ -213,7 +213,9 @@ def test_an_error_of_one_host_is_told_to_the_others(tmp_path):
         ({"hosts": 1, "host": 1}, "host (=1) must be below the number of hosts, 1"),
     ],
 )
-def test_bad_numbers_are_refused(changes, message):
+def test_bad_numbers_are_refused(changes, message, monkeypatch):
+    started = "jax._src.xla_bridge.backends_are_initialized"
+    monkeypatch.setattr(started, lambda: False)  # by tests before, in this process
     given = {"coordinator": "127.0.0.1:1", "hosts": 1, "host": 0} | changes
     with pytest.raises(ValueError, match=re.escape(message)), hosts.together(**given):
         pass

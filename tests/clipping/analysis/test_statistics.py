@@ -491,7 +491,7 @@ def test_an_nnx_state_without_parameters_is_refused():
 def test_an_optimizer_of_nnx_is_refused_by_name():
     model = of_nnx(train=False)[1]
     optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
-    with pytest.raises(ValueError, match=r"\(='Optimizer'\) must be.*give its `tx`"):
+    with pytest.raises(ValueError, match=r"type Optimizer\) must be.*give its `tx`"):
         check_optimizer(optimizer, model)
 
 
