@@ -33,12 +33,7 @@ from tanager.training.loop import train
 from tanager.training.precision import computing
 from tanager.training.problem import DPSGD, Runtime
 from tanager.training.result import TrainResult
-from tanager.training.run_folder import (
-    RunFolder,
-    numbered,
-    remove_unused,
-    removed_if_refused,
-)
+from tanager.training.run_folder import RunFolder, numbered, remove_unused
 
 
 _RUNS = "runs"
@@ -224,16 +219,14 @@ def require_apart(recipe: Recipe, out: str | Path | None = None) -> None:
 def in_folder(prepared: Prepared) -> Iterator[Prepared]:
     """Give a run without a folder the next one; remove a new one if it is refused."""
     out = prepared.recipe.out
-    if out is not None:
-        with removed_if_refused(*[out] * hosts.is_chief()):
-            yield prepared
-        return
-    out = hosts.from_chief(lambda: str(numbered(prepared.name, _RUNS)))
+    new = out is None or not Path(out).exists()
+    if out is None:
+        out = hosts.from_chief(lambda: str(numbered(prepared.name, _RUNS)))
     try:
         recipe = dataclasses.replace(prepared.recipe, out=out)
         yield dataclasses.replace(prepared, recipe=recipe)
     except BaseException:
-        if hosts.is_chief():
+        if new and hosts.is_chief():
             remove_unused(out)
         raise
 
