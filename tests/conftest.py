@@ -4,7 +4,15 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
-from switch import FULL, ON_CPU, XLA_FLAGS, check_shapes, take_own_cores
+from switch import (
+    FULL,
+    ON_CPU,
+    XLA_FLAGS,
+    check_shapes,
+    forget_contexts,
+    share_contexts,
+    take_own_cores,
+)
 
 
 os.environ.setdefault("XLA_FLAGS", XLA_FLAGS)
@@ -28,6 +36,7 @@ import pytest
 
 take_own_cores()
 check_shapes()
+share_contexts()
 
 # Tracing makes many objects that live on; to look through all of them as often as
 # Python does by default takes a tenth of the time.
@@ -103,7 +112,9 @@ def pytest_runtest_teardown(item, nextitem):
     """Forget the programs of a file that has ended: they would take 7 GB in all."""
     if nextitem is not None and nextitem.path != item.path:
         jax.clear_caches()
+        forget_contexts()
         gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -2,7 +2,7 @@
 
 import jax
 
-from switch import FULL
+from switch import FULL, share_contexts
 from tanager import measures
 from tanager.clipping.planning.autotune import Timings
 from tanager.report import run_figures
@@ -10,6 +10,7 @@ from tanager.report import run_figures
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+share_contexts()
 if not FULL:
     Timings.measure = lambda *arguments, **options: False
     measures.RESAMPLES = 50  # pyrefly: ignore[bad-assignment]
