@@ -3,6 +3,7 @@
 import ast
 import functools
 import graphlib
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,7 @@ FLOORS = {
     "measures": 0,
     "sampling": 0,
     "privacy": 0,
+    "tan": 0,
     "compiling": 1,
     "keys": 1,
     "grid": 1,
@@ -203,6 +205,16 @@ def test_every_public_name_exists_and_is_documented():
     for name in tanager.__all__:
         value = getattr(tanager, name)
         assert isinstance(value, str) or value.__doc__, name
+
+
+def test_public_modules_are_imported_by_name_too():
+    for name in tanager._MODULES:
+        assert importlib.import_module(f"tanager.{name}") is getattr(tanager, name)
+    found = vars(importlib.import_module("tanager.privacy.tan"))
+    own = [n for n, v in found.items() if getattr(v, "__module__", "").endswith(".tan")]
+    assert own
+    for name in (*own, "PRIVACY_WALL"):
+        assert getattr(tanager.tan, name) is found[name]
 
 
 def test_an_unknown_name_is_an_attribute_error():

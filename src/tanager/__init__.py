@@ -10,6 +10,7 @@ from tanager._version import __version__ as __version__
 
 
 if TYPE_CHECKING:
+    from tanager import tan as tan
     from tanager.adaptive import AdaptiveClip as AdaptiveClip
     from tanager.adaptive import AdaptiveClipping as AdaptiveClipping
     from tanager.clipping.gradient import ClippedGradient as ClippedGradient
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from tanager.data.grouped import Grouped as Grouped
     from tanager.keys import example_keys as example_keys
     from tanager.noise import GaussianNoise as GaussianNoise
-    from tanager.privacy import tan as tan
     from tanager.privacy.account import Account as Account
     from tanager.privacy.accountant import epsilon as epsilon
     from tanager.privacy.calibrate import calibrate as calibrate
@@ -74,7 +74,7 @@ _NAMES = {
     "use.model": ("Model", "load"),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names}
-_MODULES = {"data": "data", "models": "models", "tan": "privacy.tan"}
+_MODULES = "data", "models", "tan"
 
 __all__ = ["__version__", "tan"]
 __all__ += list(_HOMES)  # pyrefly: ignore[unresolvable-dunder-all]
@@ -82,7 +82,7 @@ __all__ += list(_HOMES)  # pyrefly: ignore[unresolvable-dunder-all]
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f"tanager.{_MODULES[name]}")
+        return importlib.import_module(f"tanager.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'tanager' has no attribute {name!r}")
     return getattr(importlib.import_module(f"tanager.{_HOMES[name]}"), name)
