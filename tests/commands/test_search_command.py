@@ -352,6 +352,11 @@ def test_a_cumulative_ablation_changes_one_after_another(tmp_path, capsys):
             ["budget", "--vary", "batch-size=512,1437", "--simulation-batch-size=512"],
             "simulation-batch-size (=1437) must be at most the 1294 training examples",
         ),
+        (
+            ["budget", "--vary", "steps=2,4", "noise-multiplier=2,4"],
+            "vary (=['noise_multiplier', 'steps']) must leave ε as it is",
+        ),
+        (["budget", "--vary", "epsilon=1,8"], "vary (=['epsilon']) must leave ε as"),
     ],
 )
 def test_tables_that_cannot_be_are_refused_first(tmp_path, words, message, capsys):

@@ -194,6 +194,11 @@ class Budget(_Table):
             if self.vary
             else experiments.around(target, simulations.validation_examples)
         )
+        for free in ({"epsilon"}, {"steps", "noise_multiplier"}):
+            if free <= space.values.keys():
+                rule = "must leave ε as it is, at one budget"
+                remedy = "leave one out, or use tanager search ablation"
+                validate.refuse("vary", sorted(free), rule, remedy)
         return experiments.ablation(target, space, simulations)
 
     def draw(self, cells: Sequence["Cell"], content: dict[str, Any], out: Path) -> None:
