@@ -172,31 +172,61 @@ def _parse(
     purpose = (inspect.getdoc(options) or "").partition("\n\nRaises:")[0]
     names = "--help-all explains every flag, and tanager train --list every recipe."
     words = ["--help" if word == "--help-all" else word for word in words]
-    _require_numbers(words, options, Recipe)
+    prog = f"tanager {command} {entry.name}"
+    require_flags(words, f"{prog} --help-all", options, Recipe)
     shown = default.to_json()
     del shown["solve_for"]
-    parsed = functools.partial(
-        tyro.cli,
+    found, unknown = tyro.cli(
         both,
-        prog=f"tanager {command} {entry.name}",
+        prog=prog,
         description=f"{purpose}\n\nRecipe {entry.name}: {entry.summary}\n\n{names}",
         default=both(**shown),
         args=list(words),
+        return_unknown_args=True,
     )
-    found, unknown = parsed(return_unknown_args=True)
     if unknown[:1] and unknown[0] in recipes.RECIPES:
         rule = "comes after a flag"
         remedy = f"name the recipe first: tanager {command} {unknown[0]} --…"
         validate.refuse("recipe", unknown[0], rule, remedy)
-    return vars(parsed() if unknown else found)  # the former says what is unknown
+    _require_all_known(unknown, f"{prog} --help-all")
+    return vars(found)
 
 
 def read(options: type[Options], command: str, words: Sequence[str]) -> Options:
     """Read the options of a command that takes no recipe."""
-    kind = described(options)
-    _require_numbers(words, options)
-    found = tyro.cli(kind, prog=f"tanager {command}", args=list(words))
+    kind, prog = described(options), f"tanager {command}"
+    require_flags(words, f"{prog} --help", options)
+    given: Any = {"prog": prog, "args": list(words), "return_unknown_args": True}
+    found, unknown = tyro.cli(kind, **given)
+    _require_all_known(unknown, f"{prog} --help")
     return options(**vars(found))
+
+
+def require_flags(words: Sequence[str], shows: str, *kinds: type) -> None:
+    """Refuse a flag that no kind of options has, and a word where it takes a number.
+
+    tyro's own messages are boxes. `shows` is the command that explains the flags.
+    """
+    known = {field.name for kind in kinds for field in _fields(kind)} - {"solve_for"}
+    if Recipe in kinds:
+        switches = (f.name for f in _fields(Recipe) if isinstance(f.default, bool))
+        known |= {f"no_{name}" for name in switches}
+    asks = {"-h", "--help", "--help-all"} & set(words)
+    for word in words if not asks else ():
+        flag = word.partition("=")[0]
+        name = re.split(r"[=.]", word[2:])[0].replace("-", "_")
+        if flag.startswith("--") and name not in known:
+            near = (validate.nearest(name, known) or "").replace("_", "-")
+            remedy = f"did you mean --{near}? " * bool(near)
+            remedy += f"`{shows}` explains every flag"
+            validate.refuse("flag", flag, "is unknown", remedy)
+    _require_numbers(words, *kinds)
+
+
+def _require_all_known(unknown: Sequence[str], shows: str) -> None:
+    for word in unknown:
+        rule = "belongs to no flag"
+        validate.refuse("word", word, rule, f"`{shows}` explains every flag")
 
 
 def _require_numbers(words: Sequence[str], *kinds: type) -> None:

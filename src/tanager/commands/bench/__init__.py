@@ -9,6 +9,7 @@ from typing import Any
 
 import tyro
 
+from tanager import _validate as validate
 from tanager._heap import run_in_place
 from tanager._terminal import new_console
 from tanager.commands import flags
@@ -36,6 +37,10 @@ def run(arguments: Sequence[str]) -> int:
         0; 1 when nothing could be measured; 130 when stopped, after what was measured.
     """
     words = list(arguments)
+    if words and not words[0].startswith("-"):
+        word = words[0]
+        validate.one_of(_COMMANDS, **{"what to measure": word})
+        flags.require_flags(words[1:], f"tanager bench {word} --help", _COMMANDS[word])
     options = tyro.extras.subcommand_cli_from_dict(
         {name: flags.described(kind) for name, kind in _COMMANDS.items()},
         prog="tanager bench",
