@@ -138,6 +138,23 @@ def test_help_of_a_flag_has_the_line_breaks_of_its_box_only(capsys, words):
             ["train", "--class-weights", "balanced", "digits"],
             "(='balanced digits') must be balanced alone, or a name and a number",
         ),
+        (
+            ["train", "--class-weights", "1", "5", "1", "3"],
+            "--class-weights (='1 5 1 3') names 1 twice: give it once",
+        ),
+        (
+            ["train", "--optimizer-options", "momentum", ".5", "momentum", ".9"],
+            "names momentum twice",
+        ),
+        (["bench", "throughput", "--strategies", "sgd", "sgd"], "names sgd twice"),
+        (
+            ["search", "--vary", "ema-decay=.5", "--vary=momentum"],
+            "--vary (='momentum') is given again: give all after one --vary",
+        ),
+        (
+            ["train", "--class-weights", "1", "5", "--class_weights=balanced"],
+            "is given again: give all after one --class-weights",
+        ),
         (["train", "--optimizer", "adamm"], "did you mean adam?"),
         (["train", "--optimizer", "a batch_size b"], "(='a batch_size b') must be"),
         (["train", "--physical-batch-size", "9999999999"], "must be at most 1048576"),

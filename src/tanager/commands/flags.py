@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 from docstring_parser import parse_from_object
@@ -232,6 +232,7 @@ def _require_all_known(unknown: Sequence[str], shows: str) -> None:
 def _require_numbers(words: Sequence[str], *kinds: type) -> None:
     """Refuse a word where a flag takes a number; tyro's own message names types."""
     hints = {k: v for kind in kinds for k, v in get_type_hints(kind).items()}
+    several: set[str] = set()
     for place, word in enumerate(words):
         flag, equals, value = word.partition("=")
         if not flag.startswith("--"):
@@ -239,6 +240,8 @@ def _require_numbers(words: Sequence[str], *kinds: type) -> None:
         more = itertools.takewhile(lambda each: each[:2] != "--", words[place + 1 :])
         given = [value] if equals else [*more]
         hint = hints.get(flag[2:].replace("-", "_"))
+        if step := _names(hint):
+            _require_once(flag, given, given[::step], several)
         if hint in _NUMBERS and given[:1] not in ([], ["None"]):
             _require_number(flag, given[0], *_NUMBERS[hint])
         elif hint == ClassWeights | dict[str, float] and given != ["balanced"]:
@@ -251,6 +254,28 @@ def _require_numbers(words: Sequence[str], *kinds: type) -> None:
                 validate.refuse(flag, " ".join(given), rule, f"such as {flag} rare 5")
             for each in given[1::2]:
                 _require_number(flag, each, float, "a number after each name")
+
+
+def _names(hint: Any) -> int:
+    """Return 1 for a list of names, 2 for names that each have a value, else 0."""
+    kinds = [each for each in (hint, *get_args(hint)) if get_origin(each)]
+    of = {get_origin(each): get_args(each)[0] for each in kinds}
+    if dict in of:
+        return 2
+    return int(of.get(tuple, int) not in (int, float))
+
+
+def _require_once(
+    flag: str, given: list[str], names: list[str], before: set[str]
+) -> None:
+    """Refuse names that are given twice: tyro takes the last of them."""
+    text, flag = " ".join(given), flag.replace("_", "-")
+    if flag in before:
+        validate.refuse(flag, text, "is given again", f"give all after one {flag}")
+    before.add(flag)
+    for name in names:
+        if names.count(name) > 1:
+            validate.refuse(flag, text, f"names {name} twice", "give it once")
 
 
 def _require_number(flag: str, value: str, kind: type, what: str) -> None:
