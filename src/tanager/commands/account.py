@@ -235,7 +235,7 @@ def _print(content: dict[str, Any]) -> None:
         console.print("no limit: `tanager account limit` sets one")
     else:
         console.print(
-            f"limit ε = {format_bound(limit['epsilon'])} at δ = {limit['delta']:g}: "
+            f"limit ε = {format_bound(limit['epsilon'])} at δ = {limit['delta']}: "
             f"{format_bound(limit['remaining'])} remains; a further run fits whose ε "
             f"alone is {format_bound(limit['fits'])}"
         )

@@ -31,7 +31,7 @@ from tanager.privacy import accountant as accountants
 from tanager.privacy.charges import WHAT, Charge, Total, common_adjacency, together
 from tanager.privacy.hashed_file import Accept, HashedFile, read_lines
 from tanager.privacy.mechanism import Mechanism
-from tanager.privacy.shown import format_bound, format_delta, format_epsilon
+from tanager.privacy.shown import format_bound, format_epsilon
 
 
 _VERSION = 2
@@ -329,7 +329,7 @@ class Account:
             validate.refuse(
                 "account",
                 str(self.path),
-                f"has a limit of ε = {format_bound(most)} at δ = {delta:g}, of which "
+                f"has a limit of ε = {format_bound(most)} at δ = {delta}, of which "
                 f"{format_epsilon(spent)} is spent, and with "
                 f"{words or f'this {charge.what}'} {format_epsilon(total)} would be",
                 _advice(balance, charge, self._raise_to(total, delta)),
@@ -337,7 +337,7 @@ class Account:
 
     def _raise_to(self, epsilon: float, delta: float) -> str:
         words = ["tanager", "account", "limit", "--epsilon", format_epsilon(epsilon)]
-        words += ["--delta", format_delta(delta), "--account", str(self.path)]
+        words += ["--delta", str(delta), "--account", str(self.path)]
         return f"raise the limit with `{shlex.join(words)}`"
 
 
@@ -352,7 +352,7 @@ def _advice(balance: Balance, charge: Charge, raise_it: str) -> str:
     if found is None:
         return f"no further run fits: {raise_it}"
     alone = accountants.epsilon(found, charge.delta)
-    text = f"what fits is ε = {format_bound(alone)} alone at δ = {charge.delta:g}"
+    text = f"what fits is ε = {format_bound(alone)} alone at δ = {charge.delta}"
     if like is charge.mechanisms[0]:
         noise = format_epsilon(found.noise_multiplier)
         text += f" (noise multiplier {noise} in as many steps)"
