@@ -41,7 +41,10 @@ _MISSING = object()
 
 
 def read_record(
-    file: str | os.PathLike[str], shape: Mapping[str, Any], remedy: str = AGAIN
+    file: str | os.PathLike[str],
+    shape: Mapping[str, Any],
+    remedy: str = AGAIN,
+    argument: str = "path",
 ) -> dict[str, Any]:
     """Return the object in a JSON file that has at least the fields of `shape`.
 
@@ -51,8 +54,8 @@ def read_record(
         UnreadableFile: as `read_json`, or a field is missing or of another kind; the
             message names it.
     """
-    content = read_json(file, remedy)
-    check_record(file, content, shape, remedy)
+    content = read_json(file, remedy, argument)
+    check_record(file, content, shape, remedy, argument)
     return content
 
 

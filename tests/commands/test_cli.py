@@ -187,6 +187,15 @@ def test_help_of_a_flag_has_the_line_breaks_of_its_box_only(capsys, words):
         (["runs", "a", "b"], "(='b') belongs to no flag: `tanager runs --help` expl"),
         (["bench", "stp"], "what to measure (='stp') is unknown: did you mean step?"),
         (["bench", "step", "--repeets", "4"], "did you mean --repeats? `tanager ben"),
+        (
+            ["bench", "throughput", "--plot", "x.png", "--beside", "none.json"],
+            "error: --beside (='none.json') cannot be read as JSON",
+        ),
+        (
+            ["recipe", "digits", "--examples", "100"],
+            "error: --examples (=100) must be at least the recipe's batch size, 512: "
+            "give more, or a smaller --batch-size to tanager train",
+        ),
         (["bench", "step", "--repeats=0"], "error: --repeats (=0) must be at least"),
     ],
 )

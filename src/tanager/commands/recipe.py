@@ -94,6 +94,10 @@ def _run_of(recipe: Recipe, examples: int | None) -> dict[str, Any]:
     if recipe.leaves_open:
         width = tasks.head_width(recipe, (side, side, shape[2]))
     recipe = heads.resolved(recipe, examples, width)
+    if recipe.batch_size > examples:
+        rule = f"must be at least the recipe's batch size, {recipe.batch_size}"
+        remedy = "give more, or a smaller --batch-size to tanager train or tanager plan"
+        validate.refuse("examples", examples, rule, remedy)
     budget = solve_budget(recipe, examples, classes)
     mechanism = budget.mechanism
     return {

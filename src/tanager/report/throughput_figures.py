@@ -40,9 +40,8 @@ _WRAPPED = 16  # letters of a label's line
 
 def read(path: pathlib.Path) -> tuple[str, Rows]:
     """Return model and device of a file of ``--json``, and its rows."""
-    content = read_record(
-        path, _RECORD, "give a file of tanager bench throughput --json"
-    )
+    remedy = "give a file of tanager bench throughput --json"
+    content = read_record(path, _RECORD, remedy, "beside")
     name = f"{content['workload']['model']}, {content['machine']['device']}"
     return name, content["rows"]
 
