@@ -116,6 +116,9 @@ def test_ledgers_are_added_once(said, made, tmp_path):
     write_json(tmp_path / "study/study.json", {"recipe": {"batch_size": 4}})
     edited(tmp_path / "runs/2", tmp_path / "persons", unit="person")
     for words, message in (
+        ("runs/1 --delta 5", "--delta (=5.0) must be strictly between 0 and 1"),
+        ("runs/1 --delta 1e-3", "--delta (=0.001) does not apply to runs whose con"),
+        ("runs/1 --unit example", "--unit (='example') does not apply to runs"),
         ("runs", "runs (='runs') has no ledger.jsonl, so what it spent is unknown"),
         ("runs/2 none", "runs (='none') has no ledger.jsonl"),
         ("study", "is a search of simulations, which are charged one by one"),

@@ -13,7 +13,7 @@ from tyro.conf import Positional
 from tanager import _validate as validate
 from tanager._terminal import new_console
 from tanager.commands import flags
-from tanager.commands.spent import spent_by
+from tanager.commands.spent import recorded, spent_by
 from tanager.commands.tables import new_table, print_json
 from tanager.privacy import accountant
 from tanager.privacy.account import Account, Balance
@@ -130,8 +130,8 @@ class Add(_Named):
     runs: Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN")]]
     """Folders of runs or private searches, or ledgers."""
 
-    delta: float = 1e-5
-    """δ of a ledger without a config.json beside it."""
+    delta: float | None = None
+    """δ of a ledger without a config.json beside it. Default: 1e-5."""
 
     unit: Annotated[str | None, tyro.conf.arg(metavar="{example,person}")] = None
     """Unit of privacy of a ledger without a config.json beside it."""
@@ -141,8 +141,15 @@ class Add(_Named):
             raise ValueError("no runs are given: name folders of runs, or ledgers")
         if self.unit is not None:
             validate.one_of(("example", "person"), unit=self.unit)
-        account, more = self.named(), (self.delta, self.unit)
-        found = [spent_by(account, Path(each), *more) for each in self.runs]
+        if self.delta is not None:
+            validate.probability(delta=self.delta)
+        account, runs = self.named(), [*map(Path, self.runs)]
+        delta = 1e-5 if self.delta is None else self.delta
+        found = [spent_by(account, each, delta, self.unit) for each in runs]
+        for name in set.intersection(*map(recorded, runs)):
+            if (value := getattr(self, name)) is not None:
+                rule = "does not apply to runs whose config.json says it"
+                validate.refuse(name, value, rule, "leave it out")
         for each, charge in found:
             each.require_room(charge)
         for each, charge in found:

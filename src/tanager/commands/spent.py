@@ -117,6 +117,17 @@ def _spent_by_search(account: Account, folder: Path) -> tuple[Account, Charge]:
     return account, charge
 
 
+def recorded(run: Path) -> set[str]:
+    """Return which of `delta` and `unit` the files of a run say."""
+    if (run / "study.json").exists():
+        return {"delta", "unit"}
+    ledger = run / "ledger.jsonl" if run.is_dir() else run
+    if ledger.name != "ledger.jsonl":
+        return set()
+    config = _if_there(ledger.with_name("config.json"), _CONFIG)
+    return {name for name in ("delta", "unit") if config.get(name)}
+
+
 def _if_there(path: Path, shape: Mapping[str, Any]) -> Mapping[str, Any]:
     return read_record(path, shape) if path.exists() else {}
 
