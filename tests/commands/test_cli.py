@@ -349,15 +349,22 @@ def test_a_folder_of_another_run_is_refused_before_anything_is_computed(
 def test_a_run_begun_with_a_flag_that_is_refused_now_is_repeated(
     tmp_path, capsys, monkeypatch
 ):
-    words = [*SHORT, str(tmp_path / "run"), "--lora-rank", "4"]
+    run = tmp_path / "run"
+    words = [*SHORT, str(run), "--unreadable", "skip", "--workers", "2"]
+    words += ["--stream", "False", "--lora-rank", "4"]
     assert main(words) == 2
     assert "--lora-rank (=4) needs --fine-tune lora" in capsys.readouterr().err
     with monkeypatch.context() as older:
         older.setattr(flags, "_refuse_alone", lambda *_: None)
+        older.setattr(runner, "_refuse_unused", lambda *_: None)
         assert main(words) == 0
     capsys.readouterr()
     assert main(words) == 0
     assert "finished before: nothing is trained" in capsys.readouterr().out
+    (run / "result.json").unlink()
+    assert main(words) == 0
+    assert (run / "result.json").exists()
+    assert main(["evaluate", str(run)]) == 0
 
 
 def test_json_is_one_object_and_quiet_nothing(tmp_path, capsys):

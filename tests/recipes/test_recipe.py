@@ -218,7 +218,9 @@ def test_flags_that_do_nothing_alone_are_refused(words, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", ["--workers 2", "--unreadable skip"])
+@pytest.mark.parametrize(
+    "words", ["--workers 2", "--unreadable skip", "--stream False"]
+)
 def test_flags_of_images_that_are_read_one_by_one_are_refused_in_memory(words, capsys):
     assert main(["train", "digits", *words.split()]) == 2
     assert "does not apply to data in memory: leave it out" in capsys.readouterr().err

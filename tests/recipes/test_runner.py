@@ -278,6 +278,17 @@ def test_how_unreadable_images_are_skipped_is_said(
     assert "--unreadable" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["train", "audit"])
+def test_workers_are_refused_where_images_are_read_once(
+    images, tmp_path, capsys, command
+):
+    words = [command, "folder", "--data", str(images), "--epsilon", "4", "--out"]
+    words += [str(tmp_path / "out"), "--stream", "True", "--workers", "2"]
+    assert main([*words, "--model", "dead-leaves-linear"]) == 2
+    told = capsys.readouterr().err
+    assert "--workers (=2) does not apply where features are computed before" in told
+
+
 @pytest.mark.slow
 def test_the_demo_reaches_what_a_linear_model_does(demo):
     """Without privacy a linear softmax model reaches 95 %; the demo's aim is 94 %."""

@@ -18,6 +18,7 @@ from tanager import _validate as validate
 from tanager import recipes
 from tanager.recipes.fields import ClassWeights, unlike_class_means
 from tanager.recipes.recipe import Recipe, RecipeEntry, Solved
+from tanager.training.run_folder import begun
 
 
 Options = TypeVar("Options")
@@ -77,7 +78,7 @@ def parse(
     recipe = Recipe(**values)
     _refuse_unused(recipe, given)
     # A search may vary what they need, and an older version began runs with them.
-    if not (command.startswith("search") or _begun(recipe.out)):
+    if not (command.startswith("search") or begun(recipe.out)):
         _refuse_alone(recipe, given)
     made = options(**own)
     refuse = getattr(made, "refuse_unused", None)
@@ -121,12 +122,6 @@ def _refuse_unused(recipe: Recipe, given: Collection[str]) -> None:
         if value and name not in {field.name for field in _fields(kind)}:
             rule = f"does not apply to augmentation {recipe.augmentation}"
             validate.refuse(name, value, rule, "leave it out")
-
-
-def _begun(out: str | None) -> bool:
-    """Return whether a folder holds a run, or repeats of one."""
-    files = ("config.json", "1/config.json")
-    return out is not None and any(Path(out, file).exists() for file in files)
 
 
 def _refuse_alone(recipe: Recipe, given: Collection[str]) -> None:

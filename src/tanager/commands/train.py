@@ -84,6 +84,7 @@ def _train(
         runner.saying_how_to_skip(recipe),
     ):
         prepared = runner.prepare(name, recipe, report)
+        runner.require_workers(prepared)
     own = recipes.RECIPES[name].recipe.delta if name in recipes.RECIPES else None
     recipe = prepared.recipe
     public = recipe.public_size(tasks.size(recipe, prepared.dataset))

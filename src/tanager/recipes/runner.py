@@ -33,7 +33,7 @@ from tanager.training.loop import train
 from tanager.training.precision import computing
 from tanager.training.problem import DPSGD, Runtime
 from tanager.training.result import TrainResult
-from tanager.training.run_folder import RunFolder, numbered, remove_unused
+from tanager.training.run_folder import RunFolder, begun, numbered, remove_unused
 
 
 _RUNS = "runs"
@@ -177,13 +177,28 @@ def saying_how_to_skip(recipe: Recipe) -> Iterator[None]:
 
 
 def _refuse_unused(recipe: Recipe, dataset: data.Dataset) -> None:
-    """Refuse fields of images that are read one by one, for images in memory."""
-    if isinstance(dataset.train, data.StreamedSource):
+    """Refuse fields of images that are read one by one, for images in memory.
+
+    An older version may have begun the run with them.
+    """
+    if begun(recipe.out) or isinstance(dataset.train, data.StreamedSource):
         return
-    for name in ("workers", "unreadable"):
-        if (value := getattr(recipe, name)) not in (None, "error"):
+    for name in ("workers", "unreadable", "stream"):
+        usual = name == "stream" and recipe.dataset != "digits"
+        if (value := getattr(recipe, name)) not in (None, "error") and not usual:
             rule = "does not apply to data in memory"
             validate.refuse(name, value, rule, "leave it out")
+
+
+def require_workers(prepared: Prepared) -> None:
+    """Refuse workers where the images are read once, before training.
+
+    A search may vary whether they are. An older version may have begun the run.
+    """
+    recipe = prepared.recipe
+    if recipe.caches and recipe.workers is not None and not begun(recipe.out):
+        rule = "does not apply where features are computed before training"
+        validate.refuse("workers", recipe.workers, rule, "leave it out")
 
 
 def require_layout(prepared: Prepared) -> None:

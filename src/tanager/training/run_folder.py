@@ -152,6 +152,12 @@ def unfinished(name: str, parent: str | os.PathLike = "runs") -> Path:
     return found[-1]
 
 
+def begun(out: str | os.PathLike | None) -> bool:
+    """Return whether a folder holds a run, or repeats of one."""
+    files = ("config.json", "1/config.json")
+    return out is not None and any(Path(out, file).exists() for file in files)
+
+
 def _is_unfinished(folder: Path) -> bool:
     begun = (folder / "private/seed.json").exists()
     return begun and not (folder / "result.json").exists()

@@ -196,6 +196,7 @@ def _prepared(
     name: str, recipe: Recipe, folder: Path, options: "Options"
 ) -> tuple[runner.Prepared, tasks.Task, DPSGD]:
     prepared = runner.prepare(name, recipe)
+    runner.require_workers(prepared)
     mechanism, delta = prepared.budget.mechanism, prepared.budget.delta
     new_console(stderr=True).print(
         f"{name}: claims ε = {format_epsilon(prepared.budget.epsilon)} at δ = "
