@@ -13,6 +13,8 @@ import pytest
 import tanager
 from tanager import models
 from tanager.cli import main
+from tanager.commands import flags
+from tanager.commands.train import Options
 from tanager.data import load
 from tanager.models.layers import ScaledHead
 from tanager.recipes import heads, tasks
@@ -122,6 +124,22 @@ def test_what_is_given_stands_where_class_means_would_suit(given):
     assert mechanism.noise_multiplier == given.get(
         "noise_multiplier", mechanism.noise_multiplier
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "solver"),
+    [
+        ("", "class-means"),
+        ("--ema-decay 0", "class-means"),
+        ("--ema-decay 0.95", "dp-sgd"),
+        ("--optimizer-options momentum 0.9", "dp-sgd"),
+    ],
+)
+def test_what_is_typed_stands_though_it_is_usual(words, solver):
+    start = "digits --fine-tune last-layer --head-input root --solver auto --epsilon 1 "
+    start += "--batch-size 0 --learning-rate 0 --steps None "
+    _, recipe, _ = flags.parse("train", [*start.split(), *words.split()], Options)
+    assert heads.resolved(recipe, 600, 1280).solver == solver
 
 
 def test_noise_that_is_given_is_kept():

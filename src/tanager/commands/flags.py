@@ -25,6 +25,8 @@ Options = TypeVar("Options")
 Json = Annotated[bool, tyro.conf.arg(help="Print one JSON object only.")]
 USUAL = ("data", "epsilon", "delta", "steps", "batch_size", "seed", "out")
 """Fields of a recipe that every command's help shows."""
+_OF_DP_SGD = {"ema_decay", "optimizer_options"}
+"""Usual where solvers are compared; typed, they ask for the one that heeds them."""
 _NUMBERS: dict[Any, tuple[type, str]] = {}
 for _kind, _what in ((int, "a whole number"), (float, "a number")):
     _NUMBERS |= dict.fromkeys((_kind, _kind | None), (_kind, _what))
@@ -63,7 +65,7 @@ def parse(
         remedy = f"for data of your own, write --data {shlex.quote(words[0])}"
         validate.refuse(f"word after {entry.name}", words[0], rule, remedy)
     values = _parse(command, entry, entry.recipe, words, options)
-    flags = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
+    flags = [re.split("[=.]", word[2:])[0] for word in words if word.startswith("--")]
     typed = {flag.replace("-", "_").removeprefix("no_") for flag in flags}
     given = {name for name in typed if values.get(name) is not None}
     if "epsilon" in given:
@@ -75,6 +77,10 @@ def parse(
         values |= dict.fromkeys({"epsilon", "noise_multiplier"} - given)
     else:
         values["solve_for"] = _solved(given, values)
+    of_dp_sgd = any(values[name] for name in _OF_DP_SGD & given)
+    open_to_both = values["solver"] == "auto" and not values["learning_rate"]
+    if of_dp_sgd and open_to_both and not begun(values["out"]):
+        values["solver"] = "dp-sgd"
     recipe = Recipe(**values)
     _refuse_unused(recipe, given)
     # A search may vary what they need, and an older version began runs with them.
