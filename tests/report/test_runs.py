@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from tanager.cli import main
+from tanager.privacy.ledger import Ledger
 from tanager.recipes import runner
 from tanager.report import runs
 from tanager.training.run_folder import RunFolder, numbered, remove_unused, unfinished
@@ -220,6 +221,22 @@ def test_a_refused_run_leaves_no_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runner, "RunFolder", Mock(side_effect=KeyboardInterrupt))
     assert main(words) == 130
     assert [each.name for each in (tmp_path / "runs").iterdir()] == ["digits-1"]
+
+
+def test_of_two_that_begin_at_once_in_one_folder_one_is_refused(
+    tmp_path, monkeypatch, capsys
+):
+    """The first has its seed and its ledger, and keeps both."""
+    out, train = tmp_path / "new", runner.train
+
+    def after_another(*given, **fields):
+        with Ledger(out / "ledger.jsonl"):
+            return train(*given, **fields)
+
+    monkeypatch.setattr(runner, "train", after_another)
+    assert main(["train", "digits", *WORDS, "--steps", "2", "--out", str(out)]) == 2
+    assert "is being written by another process" in capsys.readouterr().err
+    assert (out / "private/seed.json").exists() and (out / "ledger.jsonl").exists()
 
 
 @pytest.mark.parametrize(
