@@ -99,7 +99,7 @@ def refuse_ill_defined(jaxpr: Any, what: str = "loss", raises: bool = False) -> 
 
 def _refuse_references(jaxpr: Any, what: str = "loss") -> None:
     """Refuse mutable references made outside a function: they link examples."""
-    for variable in (*jaxpr.constvars, *jaxpr.invars):
+    for variable in jaxpr.constvars:
         if "Ref" in type(variable.aval).__name__:
             raise ValueError(
                 f"{what} uses a mutable reference ({variable.aval}) made outside it: "
