@@ -58,7 +58,7 @@ def scaled(x):
 
 @jax.custom_vjp
 def product(w, x):
-    return sequential_vmap(jnp.matmul)(w, x)
+    return w @ x  # only its derivative is a loop
 
 
 product.defvjp(

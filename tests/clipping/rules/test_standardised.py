@@ -147,6 +147,23 @@ def test_a_user_function_of_the_same_name_is_not_taken_for_ours():
     check(loss, w, x, methods="few")
 
 
+def seen_by_a_dense_layer():
+    w, x = (jnp.asarray(each, jnp.float32) for each in draw(9, (4, 3), (ROWS, 5, 4)))
+    y = x @ standardise(w)
+    program, (group,) = read(lambda w, x: curve(x @ standardise(w)), w, x)
+    assert isinstance(group, Standardised)
+    return group, [TapValues([x], [y], [y], program.evaluate_prologue([w]))]
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("part", ["_slip", "_drift"])
+def test_norms_from_outputs_allow_for_a_wrong_mean_and_projection(monkeypatch, part):
+    group, seen = seen_by_a_dense_layer()
+    monkeypatch.setattr(Standardised, part, lambda *_: jnp.float32(jnp.inf))
+    for name in group.grams():
+        assert np.isinf(group.squares(name, seen, retain=False)[0]).all()
+
+
 @pytest.mark.cpu
 def test_norms_allow_for_every_formation_and_sums_for_cancellation(monkeypatch):
     asked = []
@@ -156,11 +173,7 @@ def test_norms_allow_for_every_formation_and_sums_for_cancellation(monkeypatch):
         return gram.squares
 
     monkeypatch.setattr(Standardised, "formed_again", formed_again)
-    w, x = (jnp.asarray(each, jnp.float32) for each in draw(9, (4, 3), (ROWS, 5, 4)))
-    y = x @ standardise(w)
-    program, (group,) = read(lambda w, x: curve(x @ standardise(w)), w, x)
-    assert isinstance(group, Standardised)
-    seen = [TapValues([x], [y], [y], program.evaluate_prologue([w]))]
+    group, seen = seen_by_a_dense_layer()
     found = [(name, False, [1]) for name in group.grams()]
     for name in group.gradients():
         found += [(name, False, [2]), (name, True, [])]
