@@ -24,8 +24,8 @@ CONFIG = {
     "preprocessing": {"mean": [0.5] * 3, "std": [0.25] * 3},
     "recipe": {
         "name": "folder",
-        "data": "/home/alice/pets",
-        "out": "runs/x",
+        **dict.fromkeys(("account", "data", "features_from", "labels"), "alice"),
+        "out": "alice-1",
         "seed": 17,
         "cache": "C:\\alice",
         "options": {"start": ["~/alice"]},
@@ -130,6 +130,13 @@ def test_the_accuracy_is_that_of_the_exported_weights():
     last = card(weights="last")
     assert "On the test set: **70.0 %**" in last
     assert "| cat | 10 | 50.0 % |" in last
+    last_alone = "the parameters after the last update"
+    assert last_alone in last and last_alone not in card()
+    assert last_alone in card(CONFIG | {"ema_decay": 0})
+    search = {"noisy_accuracy": 0.61, "score_noise": 2.0, "held_out_examples": 9}
+    search |= {"mean": 3.0, "shape": 1.0, "values": {}}
+    chosen = card(result=RESULT | {"search": search})
+    assert "**61.0 %**. Noise" in chosen and "On the test set" not in chosen
     nothing = {**RESULT, "test_accuracy_ema": None, "per_class": None}
     assert "It was not measured" in card(result=nothing)
     assert "model-index" not in card(result=nothing)
@@ -138,8 +145,10 @@ def test_the_accuracy_is_that_of_the_exported_weights():
 def test_the_accuracy_has_an_interval_and_a_base_line():
     answers = np.array([[0.9, 0.1, 0], [0.2, 0.8, 0], [0.7, 0.3, 0], [0.1, 0.9, 0]])
     measured = measure(answers, np.array([0, 1, 1, 1]), CONFIG["classes"])
-    both = {"average": measured, "parameters": measured}
-    text = card(result=RESULT | {"measures": both})
+    fewer = measure(answers[:3], np.array([0, 1, 1]), CONFIG["classes"])
+    both = {"measures": {"average": measured, "parameters": fewer}}
+    assert "On the test set of 3 examples" in card(result=RESULT | both, weights="last")
+    text = card(result=RESULT | both)
     assert (
         "On the test set of 4 examples: **75.0 %** (95 % interval 30.1 to 95.4 %; too"
     ) in text
@@ -187,7 +196,7 @@ def test_an_unknown_licence_is_said_plainly():
 
 def test_the_machine_and_the_seed_stay_out():
     text = card()
-    for word in ("alice", "runs/x", "| recipe: seed", "| 17 |"):
+    for word in ("alice", "| recipe: seed", "| 17 |"):
         assert word not in text
     assert "| recipe: crop_padding | 4 |" in text
     assert "| recipe: cache | a path, left out |" in text
