@@ -16,8 +16,10 @@ from tanager.report import runs
 from tanager.training.run_folder import RunFolder, numbered, remove_unused, unfinished
 
 
-WORDS = ["--model", "linear", "--strategy", "bk", "--batch-size", "64", "--seed", "1"]
-WORDS += ["--evaluate-every", "1", "--account", "none", "--noise-multiplier", "2"]
+SECRET = ["--model", "linear", "--strategy", "bk", "--batch-size", "64"]
+SECRET += ["--evaluate-every", "1", "--account", "none"]
+WORDS = [*SECRET, "--seed", "1", "--noise-multiplier", "2"]
+BY_RDP = ["--accountant", "rdp", "--noise-multiplier", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -94,20 +96,21 @@ def test_steps_after_the_last_evaluation_count(folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [["--accountant", "rdp", "--noise-multiplier", "2"], ["--non-private"]]
+    "words", [[*BY_RDP, "--class-weights", "balanced"], ["--non-private"]]
 )
 def test_a_stopped_run_says_what_it_will_say_at_its_end(tmp_path, words, capsys):
     run = tmp_path / "run"
-    made = [*WORDS[: WORDS.index("--noise-multiplier")], "--steps", "1", *words]
+    made = [*SECRET, "--steps", "1", *words]
     assert main(["train", "digits", *made, "--out", str(run)]) == 0
-    finished = runs.describe(run)
+    finished, private = runs.describe(run), "--non-private" not in words
+    assert finished["private"] == private
     (run / "result.json").unlink()
     stopped = runs.describe(run)
     for name in ("epsilon", "private"):
         assert stopped[name] == finished[name]
     capsys.readouterr()
     assert main(["runs", str(tmp_path)]) == 0
-    assert "NOT PRIVATE" in capsys.readouterr().out
+    assert ("NOT PRIVATE" not in capsys.readouterr().out) == private
 
 
 def test_a_comparison_shows_what_differs_and_only_that(folder, tmp_path, capsys):
