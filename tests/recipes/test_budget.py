@@ -156,6 +156,14 @@ def test_a_batch_larger_than_the_data_is_refused():
         solve_budget(DIGITS, 500)
 
 
+def test_what_is_declared_is_spent_whatever_the_data_hold():
+    public: dict[str, Any] = {"declared_examples": 1500, "delta": None}
+    recipe = dataclasses.replace(DIGITS, adjacency="add-or-remove-one", **public)
+    one = solve_budget(recipe, 1437)
+    assert one == solve_budget(recipe, 1436)
+    assert one.mechanism.sample_rate == DIGITS.batch_size / 1500
+
+
 def test_replace_one_costs_more_noise():
     one, _ = budget_of("digits", 1437)
     two, _ = budget_of("digits", 1437, adjacency="replace-one")

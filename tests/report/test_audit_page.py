@@ -37,8 +37,9 @@ def test_it_says_what_was_found_in_plain_words(found):
     assert "amount of noise" not in sentence(same)
 
 
-def test_a_share_of_the_claim_that_is_proven_is_rounded_down(found):
-    assert ": 24 % of the claimed 8." in sentence(found | {"epsilon_lower_bound": 1.99})
+def test_what_is_proven_and_its_share_of_the_claim_are_rounded_down(found):
+    said = sentence(found | {"epsilon_lower_bound": 1.9999})
+    assert "at least 1.999: 24 % of the claimed 8." in said
 
 
 def test_that_no_noise_explains_an_attack_is_said(tmp_path, found, monkeypatch):
