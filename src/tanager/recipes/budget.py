@@ -62,7 +62,6 @@ def solve_budget(recipe: Recipe, examples: int, classes: int = 1) -> Budget:
     delta = default_delta(examples) if recipe.delta is None else recipe.delta
     rate = recipe.batch_size / examples
     adjacency, by = Adjacency(recipe.adjacency), recipe.accountant
-    accountant.check_claim(by, adjacency)
     balances = recipe.class_weights == "balanced"
 
     def counts_within(epsilon: float) -> list[Mechanism]:
