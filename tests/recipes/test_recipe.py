@@ -343,6 +343,8 @@ def test_examples_chosen_by_rank_are_refused_where_their_number_is_private():
     """With one more, another is left out: two differ, and ε is of one."""
     recipe = Recipe(**MINIMAL)
     hidden: dict[str, Any] = {"adjacency": "add-or-remove-one"}
+    with pytest.raises(ValueError, match=r"declared_examples .* must be given under"):
+        dataclasses.replace(recipe, **hidden).public_size(1200)
     hidden["declared_examples"] = 1000
     assert dataclasses.replace(recipe, **hidden).public_size(1200) == 1000
     for name in ("train_examples", "validation_examples"):
