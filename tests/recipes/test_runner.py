@@ -114,13 +114,22 @@ def test_columns_of_class_folders_are_refused(images, capsys, flag):
 
 @pytest.mark.parametrize("out", ["photos", "photos/cat", "photos/../photos/runs"])
 def test_no_run_writes_its_secrets_among_the_data(tmp_path, out):
-    recipe = dataclasses.replace(
-        recipes.get("folder").recipe,
-        data=str(tmp_path / "photos"),
-        out=str(tmp_path / out),
-    )
-    with pytest.raises(ValueError, match="is in the folder of the data"):
-        runner.prepare("folder", recipe)
+    photos, inside = str(tmp_path / "photos"), str(tmp_path / out)
+    for name, fields in (
+        ("folder", {"data": photos, "out": inside}),
+        ("folder", {"data": photos, "features": inside}),
+        ("features", {"features_from": photos, "out": inside}),
+    ):
+        recipe = dataclasses.replace(recipes.get(name).recipe, **fields)
+        with pytest.raises(ValueError, match="is in the folder of the data"):
+            runner.prepare(name, recipe)
+
+
+def test_an_epsilon_that_protects_next_to_nothing_is_warned_of():
+    recipe = dataclasses.replace(recipes.get("digits").recipe, model="linear")
+    loud = dataclasses.replace(recipe, noise_multiplier=0.3, solve_for="epsilon")
+    with pytest.warns(UserWarning, match="protects next to nothing: right for a sim"):
+        runner.prepare("digits", loud)
 
 
 def test_what_is_written_in_a_home_folder_is_where_it_was_looked_for(
