@@ -125,6 +125,23 @@ def test_no_run_writes_its_secrets_among_the_data(tmp_path, out):
             runner.prepare(name, recipe)
 
 
+def test_what_is_chosen_and_recorded_does_not_tell_a_private_number_of_examples():
+    declared: dict[str, Any] = {"declared_examples": 1400, "epsilon": 4.0}
+    declared["adjacency"] = "add-or-remove-one"
+    recipe = dataclasses.replace(recipes.get("folder").recipe, **declared)
+    every, made = runner.load(recipes.get("digits").recipe), []
+    for count in (1437, 1300):
+        dataset = every.only(np.arange(1437) < count)
+        dataset = dataclasses.replace(dataset, chosen_from=count)
+        prepared = runner.prepare("folder", recipe, dataset=dataset)
+        algorithm = runner.algorithm(prepared, count)
+        settings = algorithm.as_json(algorithm.public_size(count))
+        made.append((prepared.recipe, prepared.budget, prepared.reasons, settings))
+        made[-1] += (runner._description(prepared, None),)
+    assert made[0] == made[1]
+    assert "N = 1400" in str(made[0])
+
+
 def test_an_epsilon_that_protects_next_to_nothing_is_warned_of():
     recipe = dataclasses.replace(recipes.get("digits").recipe, model="linear")
     loud = dataclasses.replace(recipe, noise_multiplier=0.3, solve_for="epsilon")
