@@ -117,7 +117,7 @@ def cost(
     """
     counts = release_in(config)
     ledger.require(mechanism, mechanism.steps, class_counts=counts)
-    spent = dataclasses.replace(mechanism, steps=max(mechanism.steps, ledger.steps()))
+    spent = dataclasses.replace(mechanism, steps=ledger.steps())
     delta, replaces = config["delta"], mechanism.adjacency is Adjacency.REPLACE_ONE
     by, unit = config.get("accountant", "pld"), config.get("unit", "example")
     both = [*filter(None, (counts,)), spent]
