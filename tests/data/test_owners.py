@@ -132,6 +132,9 @@ def test_owners_that_are_not_there_are_refused(tmp_path):
     write(tmp_path / "few/cat/zoe/2.png", 1)
     with pytest.raises(ValueError, match=r"deep/1.png.* too deep.*move it into .*zoe"):
         load("folder", tmp_path / "few", groups="folder")
+    small.write_made("npy", tmp_path / "arrays")
+    with pytest.raises(ValueError, match="must be left out for npy and npz files"):
+        load("folder", tmp_path / "arrays", groups="patient")
     (tmp_path / "table").mkdir()
     with pytest.raises(ValueError, match="has no column 'hospital'"):
         parquet(tmp_path / "table", pa.array(OWNERS), groups="hospital")
@@ -179,3 +182,7 @@ def test_a_person_in_both_folders_of_a_split_is_found(tmp_path):
     labelled(tmp_path, *folders, split=["train", "train", "test"])
     with pytest.raises(ValueError, match="persons with images in both train and test"):
         by_person(tmp_path)
+    labelled(tmp_path / "s", "test/p9", *folders[:2], split=["test", "train", "train"])
+    dataset = by_person(tmp_path / "s")
+    assert owners_of(dataset).tolist() == ["p0", "p0", "p1", "p1"]
+    assert persons_of(dataset) == {1, 2}

@@ -8,7 +8,7 @@ import pytest
 import small_sources as small
 from numbered import image, rows, write
 
-from tanager.data import Layout, load
+from tanager.data import Layout, labelled, load
 
 
 def loose(path):
@@ -94,6 +94,10 @@ def one_class(path):
         ({"groups": "Patient"}, "a column of t.csv: did you mean 'patient'?"),
         ({"groups": "xy"}, "a column of t.csv: give one of the 3 names in its first"),
         ({"label_column": "befund"}, "t.csv') has one class only: two classes or more"),
+        (
+            {"label_column": "patient", "groups": "patient"},
+            "column 'patient' cannot be that of the labels too",
+        ),
     ],
 )
 def test_a_column_that_is_not_there_names_only_a_near_one(tmp_path, given, message):
@@ -133,6 +137,7 @@ WRITTEN = ("image,label", "1.png,zoe", "2.png,ann")
         ),
         (csv(*WRITTEN, "7.png,zoe"), "row 4 names no image"),
         (csv(*WRITTEN, "4.png,zoe"), "path (="),
+        (csv(*WRITTEN, "4,zoe"), "row 4 names several images"),
         (csv(*WRITTEN, "2.png,zoe"), "row 4 names the image of row 3: leave only one"),
         (csv(*WRITTEN, "3.png,"), "row 4 has nothing in column 2: fill it in, or"),
         *((csv(*WRITTEN, f"3.png,{cell}"), told) for cell, told in UNKNOWN),
@@ -159,6 +164,13 @@ def test_what_is_not_understood_is_described(tmp_path, make, message):
     told = str(refused.value)
     assert "remove" not in told
     assert not re.search(r"\bzoe|\bann\b", told)
+
+
+def test_a_name_that_could_be_of_two_images_is_of_none(tmp_path):
+    names = ["a\u0323\u0307.png", "a\u0307\u0323.png"]  # one letter, two marks
+    known = labelled._known(tmp_path, tmp_path / "labels.csv", names)
+    assert labelled._image_of(known, names[0]) == names[0]
+    assert labelled._image_of(known, "\u1ea1\u0307.png") == ""
 
 
 def test_a_first_row_is_not_shown_as_names_of_columns(tmp_path):
