@@ -51,6 +51,15 @@ def test_folders_in_class_folders_are_persons(tmp_path):
     np.testing.assert_array_equal(owners_of(streamed), owners)
 
 
+def test_of_some_classes_the_owners_are_those_of_their_images(tmp_path):
+    for split, persons in (("train", range(3)), ("test", (7,))):
+        write_persons(tmp_path / split, persons, ("ant", "cat", "dog"))
+    dataset = load("folder", tmp_path, groups="folder", classes=("dog", "cat"))
+    images = everything(dataset.train)["image"]
+    owners = [f"zoe{value:02}" for value in images[:, 0, 0, 0]]
+    np.testing.assert_array_equal(owners_of(dataset), owners)
+
+
 def test_splits_and_counts_are_of_persons(tmp_path):
     write_persons(tmp_path, range(30))
     dataset = load("folder", tmp_path, groups="folder")
