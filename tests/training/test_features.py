@@ -48,6 +48,7 @@ class Counting(ArraySource):
 
 
 def test_features_are_those_of_one_image_at_a_time(tmp_path):
+    (tmp_path / "f").mkdir(mode=0o755)  # by its owner, who thought of no one else
     found = cache_features(
         of_example, model(), data(), tmp_path / "f", physical_batch_size=5
     )
