@@ -184,6 +184,7 @@ def spoilt(name, row, value):
         (spoilt("train_features", 1, 1e300), "has 1 rows with NaN, infinity or a norm"),
         (spoilt("train_features", [0, 7], 0), "train_features has 2 rows of norm 0: m"),
         ({"train_person": np.ones(9)}, "has train_person as float64[9]: it must be"),
+        ({"train_person": np.arange(8)}, "has train_person as int64[8]: it must be"),
         ({"test_person": np.array(["ann"] * 5)}, "has persons of train_person in test"),
         ({"train_person": None}, "has no array 'train_person'"),
     ],
