@@ -115,11 +115,12 @@ def test_columns_of_class_folders_are_refused(images, capsys, flag):
 @pytest.mark.parametrize("out", ["photos", "photos/cat", "photos/../photos/runs"])
 def test_no_run_writes_its_secrets_among_the_data(tmp_path, out):
     photos, inside = str(tmp_path / "photos"), str(tmp_path / out)
-    for name, fields in (
+    written: tuple[tuple[str, dict[str, Any]], ...] = (
         ("folder", {"data": photos, "out": inside}),
         ("folder", {"data": photos, "features": inside}),
         ("features", {"features_from": photos, "out": inside}),
-    ):
+    )
+    for name, fields in written:
         recipe = dataclasses.replace(recipes.get(name).recipe, **fields)
         with pytest.raises(ValueError, match="is in the folder of the data"):
             runner.prepare(name, recipe)

@@ -9,7 +9,7 @@ import pytest
 from tanager.privacy import tan
 from tanager.privacy.accountant import composed_epsilon
 from tanager.privacy.ledger import CLASS_COUNTS, Ledger
-from tanager.privacy.mechanism import Mechanism
+from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.risk import risk
 from tanager.training.result import cost
 
@@ -52,7 +52,7 @@ def test_a_step_that_is_not_charged_is_missed(tmp_path):
 
 
 def test_for_replace_one_no_bound_is_claimed_that_is_not_known(tmp_path):
-    run = dataclasses.replace(RUN, adjacency="replace-one", steps=1)
+    run = dataclasses.replace(RUN, adjacency=Adjacency.REPLACE_ONE, steps=1)
     found = cost_of(tmp_path / "ledger.jsonl", [("a", 0)], CONFIG, run)
     assert found["epsilon"] == composed_epsilon([run], DELTA)
     assert (found["epsilon_rdp"], found["epsilon_of_person"]) == (None, {})
