@@ -152,6 +152,15 @@ def losses_of_a_step(mechanism, grid):
     return first, np.diff(out), np.diff(inside)
 
 
+def test_mu_is_enough_at_every_corner_of_the_curve():
+    """Here a corner asks for more than the least rate does, if only a little."""
+    mechanism = Mechanism(0.05, 2.0, 300, Adjacency.REPLACE_ONE)
+    alpha, right = TradeOff(mechanism).corners()
+    counts = (alpha >= LEAST) & (right <= 1 - LEAST)
+    asked = special.ndtri(right[counts]) - special.ndtri(alpha[counts])
+    assert asked.max() <= risk(mechanism).mu
+
+
 def test_rare_false_alarms_are_those_of_an_independent_convolution():
     """Where noise is low, μ of the paper's own program is 1.03 and below the truth.
 
