@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from tanager.cli import main
+from tanager.privacy.account import Account
 
 
 @pytest.fixture
@@ -42,6 +43,8 @@ def test_persons_are_trained_on_reported_and_exported(folder, tmp_path, capsys):
     for text in ("about one person", "36 persons", "at most 3 images", "per person"):
         assert text in page, text
     assert "patient-zoe" not in page
+    (account,) = tmp_path.glob("*.account.jsonl")
+    assert Account(account).read().unit == "person"
     out = tmp_path / "model"
     assert main(["export", str(tmp_path / "run"), "--to", str(out)]) == 0
     assert "one person, with all of their images" in (out / "README.md").read_text()
