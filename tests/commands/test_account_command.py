@@ -240,7 +240,9 @@ def test_two_accounts_of_the_same_data_are_refused(tmp_path, monkeypatch):
         default_path("folder", "photos")
     assert str(beside) in str(refused.value) and str(elsewhere) in str(refused.value)
     elsewhere.unlink()
-    assert default_path("folder", "photos") == beside
+    (tmp_path / "link").symlink_to(photos)
+    for same in ("photos", "photos/train_features.npy", "link"):
+        assert default_path("folder", same) == beside
 
 
 FOLDER = "train folder --data photos --image-size 8 --model linear --strategy bk "
