@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from tanager import recipes
 from tanager.commands import flags
 from tanager.privacy import accountant
 from tanager.privacy.mechanism import Mechanism
+from tanager.recipes import repeats
 from tanager.recipes.budget import solve_budget
+from tanager.recipes.runner import Prepared
 
 
 DIGITS = recipes.get("digits").recipe
@@ -162,6 +165,18 @@ def test_what_is_declared_is_spent_whatever_the_data_hold():
     one = solve_budget(recipe, 1437)
     assert one == solve_budget(recipe, 1436)
     assert one.mechanism.sample_rate == DIGITS.batch_size / 1500
+
+
+def test_several_runs_spend_what_each_releases_and_one_fixed_seed_is_no_privacy():
+    balanced: dict[str, Any] = {"class_weights": "balanced", "accountant": "rdp"}
+    recipe = dataclasses.replace(DIGITS, solve_for="noise_multiplier", **balanced)
+    budget = solve_budget(recipe, 1437, 10)
+    made: Any = [SimpleNamespace(summary={"private": n > 0}, out="") for n in (0, 1)]
+    dataset: Any = None  # which does not count here
+    found = repeats.summary(Prepared("digits", recipe, dataset, budget), made)
+    together = accountant.composed_epsilon(budget.mechanisms() * 2, budget.delta, "rdp")
+    assert found["epsilon_together"] == together
+    assert found["private"] is False
 
 
 def test_replace_one_costs_more_noise():

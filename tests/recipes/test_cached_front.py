@@ -72,6 +72,9 @@ def test_losses_and_gradients_are_those_of_the_whole_model(
     views = {"augmentation_multiplicity": 2, "crop_padding": 1}
     whole = make(dataset, tmp_path / "whole", **fields, **views)  # so nothing is cached
     assert not (tmp_path / "whole/private").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"private"}
+    held = [gather(each, np.arange(8))["label"] for each in (cached.test, dataset.test)]
+    np.testing.assert_array_equal(*held)
     index = np.arange(3)
     examples = [gather(task.problem.source(), index) for task in (cached, whole)]
     assert examples[0]["features"].shape == (3, *shape)

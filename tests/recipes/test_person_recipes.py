@@ -38,6 +38,7 @@ def test_persons_are_trained_on_reported_and_exported(folder, tmp_path, capsys):
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert result["unit"] == "person"
     assert result["examples"] == 36
+    assert sum(each["examples"] for each in result["per_class"]) == 15  # of 4 others
     assert result["sample_rate"] == 0.25
     page = (tmp_path / "run/report.html").read_text()
     for text in ("about one person", "36 persons", "at most 3 images", "per person"):
