@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import tanager
+from tanager.clipping.analysis.batches import shapes_of
 from tanager.clipping.analysis.keyed import words_of
 
 
@@ -84,3 +85,14 @@ def test_exchanged_arguments_are_noticed():
 def test_keys_are_one_for_each_row(keys, said):
     with pytest.raises(ValueError, match=said):
         words_of(keys, 6)
+
+
+def test_what_is_no_array_is_told_apart_by_type_and_value():
+    """Else the trace of one would be used for another, and its checks."""
+    values = 1, True, 1.0, 2, None, "1"
+    values += np.float32(1), np.int32(1), np.ones(1), np.ones(2)
+    keys = [shapes_of({"a": value}) for value in values]
+    for number, key in enumerate(keys):
+        assert keys.index(key) == number
+    assert shapes_of({"a": 1}) == keys[0] != shapes_of({"b": 1})
+    assert shapes_of({"a": {1}}) != shapes_of({"a": {1}})  # a set may change
