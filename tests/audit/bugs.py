@@ -410,7 +410,7 @@ BUGS = [
         {"sampling": {"sample rate", "batch sizes"}},
         by_audit=True,
     ),
-    Bug(every_example_twice, SUMS | ONCE, by_audit=True),
+    Bug(every_example_twice, ONCE | SUMS, by_audit=True),
     Bug(the_same_index_twice_in_a_batch, ONCE),
     Bug(shuffled, {"sampling": {"batch sizes", "steps are independent"}}),
     Bug(the_average_leaks, {"after": {f"average of parameters {MADE}"}}),
