@@ -85,6 +85,21 @@ def the_same_noise_in_every_step(patch):
     _drawing(patch, lambda draw, self, _: draw(self, 0))
 
 
+def half_of_the_noise_in_every_step(patch):
+    """Which no two steps alone would show in so few parameters."""
+
+    def limb(new, first):
+        def mixed(one, other):
+            return np.where(np.arange(one.size).reshape(one.shape) % 2, one, other)
+
+        return jax.tree.map(mixed, new, first)
+
+    def change(draw, self, step):
+        return Whole(*map(limb, draw(self, step)[:2], draw(self, 0)[:2]))
+
+    _drawing(patch, change)
+
+
 def the_noise_of_a_step_again(patch):
     """As after a checkpoint whose counter was written too early."""
     _drawing(patch, lambda draw, self, step: draw(self, step - 3 * (step == 5)))
@@ -395,6 +410,7 @@ BUGS = [
     Bug(one_leaf_without_noise, NOISE, by_audit=True),
     Bug(noise_of_physical_batches_wrongly_scaled, NOISE, by_audit=True),
     Bug(the_same_noise_in_every_step, {"noise": {"noise is new in every step"}}),
+    Bug(half_of_the_noise_in_every_step, {"noise": {"noise is new in every step"}}),
     Bug(the_noise_of_a_step_again, {"noise": {"noise is new in every step"}}),
     Bug(noise_of_the_step_counter_only, {"noise": {"noise is of the run's secret"}}),
     Bug(the_same_noise_in_every_leaf, {"noise": {"noise of no leaf is another's"}}),
