@@ -203,6 +203,21 @@ def test_an_error_of_one_host_is_told_to_the_others(tmp_path):
     assert failed.errors[1].endswith(f"tanager: error: {reason}\n")
 
 
+@pytest.mark.parametrize("place", [0, 63])
+def test_hosts_are_the_same_in_all_of_a_fingerprint(monkeypatch, place):
+    def gathered(mine):
+        other = mine.copy()
+        other[place] += 1
+        return np.stack([mine, mine, other])
+
+    monkeypatch.setattr(hosts, "count", lambda: 3)
+    monkeypatch.setattr(hosts, "_gathered", lambda mine: np.stack([mine] * 3))
+    hosts.require_same("data", "a" * 64)
+    monkeypatch.setattr(hosts, "_gathered", gathered)
+    with pytest.raises(ValueError, match=r"data \(='on host 2'\) differs from what"):
+        hosts.require_same("data", "a" * 64)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
