@@ -121,6 +121,18 @@ def test_steps_that_could_come_out_otherwise_are_not_made_again(
     assert result.epsilon == tanager.epsilon(MECHANISM, 1e-3)
 
 
+def test_nor_is_the_one_step_of_another_environment(tmp_path, monkeypatch):
+    """Under the same noise, sums that differ would show by how much."""
+    here = fingerprint.environment
+    die(tmp_path, 1, evaluate_every=1)
+    assert Ledger.read(tmp_path / "ledger.jsonl").steps() == 1
+    monkeypatch.setattr(
+        fingerprint, "environment", lambda *of: here(*of) | {"device": "another"}
+    )
+    run(tmp_path, evaluate_every=1)
+    assert Ledger.read(tmp_path / "ledger.jsonl").steps() == 12
+
+
 def test_after_a_step_that_gave_other_sums_charged_steps_are_left_out(tmp_path, caplog):
     die(tmp_path / "run", 3)
     identities = json.loads((tmp_path / "run/private/fingerprint.json").read_text())
