@@ -112,6 +112,7 @@ def test_counts_are_part_of_epsilon_whatever_is_solved_for():
     public = {"non_private": True, "epsilon": None}
     free = solve_budget(dataclasses.replace(BALANCED, **public), 1000, 10)
     assert {one.noise_multiplier for one in free.mechanisms()} == {0.0}
+    assert free.epsilon == float("inf")
 
 
 def test_balanced_weights_from_the_command_line(tmp_path, capsys):
