@@ -62,9 +62,8 @@ def share_contexts() -> None:
     """
     from jax._src.interpreters import mlir
 
-    if not FULL:
-        make = mlir.make_ir_context
-        mlir.make_ir_context = lambda: _context(threading.get_ident(), make)
+    make = mlir.make_ir_context
+    mlir.make_ir_context = lambda: _context(threading.get_ident(), make)
 
 
 def forget_contexts() -> None:
