@@ -23,7 +23,6 @@ from tanager.commands.audit import methods
 from tanager.commands.audit.progress import ModelsProgress
 from tanager.data import Dataset, as_source
 from tanager.models.pretrained import save_weights
-from tanager.report import audit_figures
 from tanager.seed import Seed
 
 
@@ -33,8 +32,8 @@ WORDS = [*WORDS.split(), "--model", "linear"]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_audit_pictures")
 def test_an_audit_tells_its_bound_and_goes_on(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(audit_figures, "_POINTS", 2)
     words = [*WORDS, "--out", str(tmp_path / "audit")]
     assert main([*words, "--json"]) == 0
     printed = capsys.readouterr().out
@@ -51,10 +50,6 @@ def test_an_audit_tells_its_bound_and_goes_on(tmp_path, capsys, monkeypatch):
     page = (tmp_path / "audit/report.html").read_text()
     assert found["sentence"] in page
     assert "Nothing here contradicts the claim" in page
-    for name in ("epsilon", "roc", "scores"):
-        for ending in ("png", "svg"):
-            assert (tmp_path / f"audit/{name}.{ending}").stat().st_size > 1000
-    monkeypatch.setattr("tanager.report.audit_page._figures", lambda *_: [])
     # Done already: the same call trains nothing and says the same.
     assert main([*words, "--json"]) == 0
     assert capsys.readouterr().out == printed

@@ -63,6 +63,9 @@ def test_the_page_stands_alone_and_the_same_audit_gives_the_same(
     assert "Nothing here contradicts the claim" in page
     assert page.count('<svg role="img" aria-label="') == 3
     assert "measured on 1,200 models: by chance, its curve may cross the limit" in page
+    for name in ("epsilon", "roc", "scores"):
+        for ending in ("png", "svg"):
+            assert (tmp_path / f"{name}.{ending}").stat().st_size > 1000
     for outside in ("http://", "https://", "<script", "<img"):
         assert outside not in page
     assert page == written(tmp_path, found)
