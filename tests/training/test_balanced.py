@@ -200,6 +200,7 @@ def test_killed_before_the_record_it_draws_the_same_counts(tmp_path, monkeypatch
     monkeypatch.setattr(class_weights, "noisy_counts", killed)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "run")
+    assert json.loads((tmp_path / "run/private/seed.json").read_text())["used"]
     run(tmp_path / "run")
     assert len(found) == 2
     assert found[0] == found[1]

@@ -17,6 +17,7 @@ import tanager
 from cases import in_full
 from forks import Fork
 from tanager.models import weights
+from tanager.parallel import hosts
 from tanager.privacy.hashed_file import HashedFile
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
@@ -161,8 +162,16 @@ def test_steps_whose_sums_are_not_on_record_are_left_out(dead, caplog, kept):
 
 
 def test_sums_before_the_checkpoint_are_not_needed(tmp_path, caplog):
+    """But the charges of all its steps are."""
     die(tmp_path, 3, checkpoint_seconds=0.0)
     (tmp_path / "private/sums.jsonl").unlink()
+    ledger = tmp_path / "ledger.jsonl"
+    charges = ledger.read_text()
+    cut(ledger)
+    with pytest.raises(ValueError, match="does not charge step 5, which was made"):
+        run(tmp_path)
+    assert len(ledger.read_text().splitlines()) == 5
+    ledger.write_text(charges)
     for call in (1, 2):
         die(tmp_path, call, checkpoint_seconds=0.0)
     assert run(tmp_path).summary["steps"] == 12
@@ -194,6 +203,14 @@ def test_a_refusal_lets_go_of_the_folder(dead):
     metrics.write_text(before)
     assert run(dead).summary["steps"] == 12
     assert kept.tb is not None
+
+
+def test_all_hosts_begin_with_the_same(dead, monkeypatch):
+    compared = {}
+    monkeypatch.setattr(hosts, "require_same", compared.__setitem__)
+    run(dead)
+    assert compared.keys() >= {"data", "settings"}
+    assert compared["checkpoint"] == "0"
 
 
 def test_after_a_refusal_the_run_itself_goes_on(dead):
