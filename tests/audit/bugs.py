@@ -326,7 +326,8 @@ def norms_counted_after_clipping(patch):
 
 
 def padding_counted_as_short(patch):
-    _counting(patch, lambda norms, mask, most: (norms, jnp.ones_like(mask)))
+    """Of a physical batch, one row."""
+    _counting(patch, lambda norms, mask, most: (norms, mask.at[-1].set(True)))
 
 
 def clipped_to_the_first_norm(patch):
@@ -419,7 +420,7 @@ BUGS = [
     Bug(one_leaf_not_clipped, SUMS, by_audit=True),
     Bug(norms_in_bfloat16, SUMS),
     Bug(clipped_to_twice_the_norm, SUMS | ONCE, by_audit=True),
-    Bug(divided_by_the_sampled_batch_size, SUMS | ONCE),
+    Bug(divided_by_the_sampled_batch_size, ONCE | SUMS),
     Bug(padding_counted, SUMS),
     Bug(
         sampled_at_twice_the_rate,

@@ -17,6 +17,7 @@ from tanager.adaptive import AdaptiveClipping
 from tanager.audit import canaries
 from tanager.audit.replay import Replay, replay
 from tanager.clipping import Style
+from tanager.privacy.account import Account
 from tanager.privacy.mechanism import Mechanism
 from tanager.training import step
 
@@ -118,12 +119,13 @@ def require_found(together, replayed):
 @pytest.mark.parametrize("together", planted(BUGS, LEFT_OUT))
 def test_a_replay_finds_the_bug(problem, monkeypatch, together):
     # What is not random shows in few steps, who is sampled in many.
-    steps = 24 if all({*bug.found_by} == {"sampling"} for bug in together) else 8
-    views = {}
+    options = {}
+    if all({*bug.found_by} == {"sampling"} for bug in together):
+        options = {"steps": 24, "adaptive": AdaptiveClipping()} | VIEWS
     for bug in together:
         bug.plant(monkeypatch)
-        views = VIEWS if bug.plant is bugs.clipped_per_view else views
-    require_found(together, Replay(*problem(steps=steps, **views)))
+        options = VIEWS if bug.plant is bugs.clipped_per_view else options
+    require_found(together, Replay(*problem(**options)))
 
 
 @pytest.mark.parametrize("together", planted(bugs.ADAPTIVE))
@@ -133,16 +135,24 @@ def test_a_replay_finds_the_bug_of_adaptive_clipping(problem, monkeypatch, toget
     require_found(together, Replay(*problem(adaptive=AdaptiveClipping())))
 
 
-def test_without_a_bug_a_replay_finds_nothing(problem):
-    *parts, _ = problem(strategy="bk", style="automatic")
+def test_without_a_bug_a_replay_finds_nothing_and_charges_nothing(problem, tmp_path):
+    account = Account(tmp_path / "account")
+    spent = {"class_counts": Mechanism(1.0, 5.0, 1), "labels": list}
+    options = {"strategy": "bk", "style": "automatic", "account": account}
+    *parts, _ = problem(**options, **spent)
     found = replay(*parts, steps=24)
     assert [each for each in found if not each.passed] == []
     assert len(found) == 12
+    assert not account.read().charges
+    with pytest.raises(ValueError, match=r"steps \(=3\) must be at least 4"):
+        replay(*parts, steps=3)
 
 
 def test_without_a_bug_a_replay_of_all_settings_finds_nothing(problem):
     """What it samples is looked at above: these settings do not reach it."""
-    adaptive = {"adaptive": AdaptiveClipping(0.3, 0.5), "clip_norm": 0.3}
+    # A count of so little noise shares much of it with the gradients.
+    adaptive = {"adaptive": AdaptiveClipping(0.3, 0.5, count_noise=0.8)}
+    adaptive |= {"clip_norm": 0.3, "steps": 24}
     part = {"trainable": {"w": False, "b": True}}
     part |= {"params": {"w": jnp.ones(5), "b": jnp.zeros(60)}}
     options = {"strategy": "auto", "physical_batch_size": 64} | adaptive | VIEWS
