@@ -100,9 +100,16 @@ def test_without_noise():
     assert tan.epsilon_tan(1e200, 1e-5) == math.inf
 
 
+def test_a_delta_that_is_no_probability_is_refused():
+    with pytest.raises(ValueError, match=r"delta \(=1.5\) must be"):
+        tan.epsilon_tan(1.0, 1.5)
+
+
 def test_at_batch_size_refuses_more_than_all_examples():
     with pytest.raises(ValueError, match="at most 1: the batch would be larger"):
         tan.at_batch_size(Mechanism(0.5, 1.0, 10), factor=2.1)
+    with pytest.raises(ValueError, match=r"factor \(=0.0\) must be"):
+        tan.at_batch_size(Mechanism(0.5, 1.0, 10), factor=0.0)
 
 
 def test_at_steps_names_the_fewest_steps():
