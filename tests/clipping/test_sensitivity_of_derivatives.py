@@ -142,14 +142,14 @@ def summed_backward(x):
 summed_backward.defvjp(lambda x: (x, None), lambda _, dx: (lax.psum(dx, "data"),))
 
 
-def on_a_mesh(loss, *, check):
+def on_a_mesh(loss, *, check, split=(None, "data")):
     grad_fn = clipped_grad(loss, clip_norm=1.0)
     kinds = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((2,), ("data",), axis_types=kinds)
     spread = jax.shard_map(
         lambda w, x: grad_fn(w, {"x": x}).norms,
         mesh=mesh,
-        in_specs=(jax.P(), jax.P("data")),
+        in_specs=tuple(map(jax.P, split)),
         out_specs=jax.P("data"),
         check_vma=check,
     )
@@ -172,8 +172,9 @@ def test_a_mesh_that_shares_parameters_is_refused():
     def loss(w, example):
         return jnp.sum(w @ example["x"])
 
-    with pytest.raises(ValueError, match="check_vma=False"):
-        on_a_mesh(loss, check=True)
+    for split in ((None, "data"), ("data", None)):
+        with pytest.raises(ValueError, match="check_vma=False"):
+            on_a_mesh(loss, check=True, split=split)
     norms = on_a_mesh(loss, check=False)
     expected = 2 * np.linalg.norm(np.arange(8.0).reshape(2, 4), axis=1)
     np.testing.assert_allclose(norms, expected, rtol=1e-6)

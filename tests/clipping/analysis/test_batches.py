@@ -45,6 +45,7 @@ WRONG = {
         {**DATA, "scale": 0.25},
         r"\['scale'\] \(of type float\) must have an",
     ),
+    "only a scalar": ({"scale": 0.25}, "must have an entry for each row"),
     "a list": ({**DATA, "label": [7] * 6}, "must have an entry .* an array of a list"),
     "fewer": (
         {**DATA, "label": DATA["label"][:5]},
