@@ -125,7 +125,7 @@ def test_a_model_of_features_takes_a_file_of_them(tmp_path, photos, printed):
     words = ["train", "features", "--features-from", made, "--out", run]
     words += ["--epsilon", "8", "--steps", "2", "--account", "none"]
     assert main([*map(str, words)]) == 0
-    np.savez(tmp_path / "new.npz", features=rows[:6])
+    np.savez(tmp_path / "new.npz", features=rows[:6], test_features=rows[6:])
     np.save(tmp_path / "new.npy", rows[:6].astype(np.float64))
     found = {}
     for name in ("made.npz", "new.npz", "new.npy"):

@@ -1,5 +1,6 @@
 """On one device or several, parameters whole or in shares: the same training."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -135,6 +136,11 @@ def test_a_physical_batch_that_does_not_divide_is_refused():
         Layout(2).check(1)
 
 
-def test_more_devices_than_there_are_are_refused():
+def test_more_devices_than_there_are_are_refused_and_fewer_on_several_hosts(
+    monkeypatch,
+):
     with pytest.raises(ValueError, match=r"devices \(=3\) must be at most 2"):
         Layout(3)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match=r"devices \(=1\) must be all 2 on several"):
+        Layout(1)

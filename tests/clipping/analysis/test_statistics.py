@@ -117,6 +117,16 @@ def of_nnx_state(train):
     return of_batches(lambda state, x: nnx.merge(graph, state)(x)), state
 
 
+def of_nnx_told(train):
+    """Of the call: the layer itself is in the other mode."""
+
+    def net(model, x):
+        x = model.norm(model.conv(x), use_running_average=not train)
+        return model.head(x.reshape(len(x), -1))
+
+    return of_batches(net), of_nnx(not train)[1]
+
+
 def of_linen(train, mutable: Any = False):
     variables = InLinen(train=False).init(KEY, data()["image"])
     variables = {**variables, "batch_stats": moved(variables["batch_stats"])}
@@ -250,6 +260,7 @@ NAMES = {
 TRAINING = {
     "nnx": of_nnx,
     "nnx state": of_nnx_state,
+    "nnx told": of_nnx_told,
     "linen": of_linen,
     "linen mutable": functools.partial(of_linen, mutable=["batch_stats"]),
     "haiku": of_haiku,
