@@ -56,9 +56,12 @@ def first_vit_run(tmp_path_factory):
     return finished_run(tmp_path_factory.mktemp("vit") / "run", model, config)
 
 
-def test_a_run_without_noise_is_exported_and_claims_nothing(tmp_path):
-    assert main([*RUN, "--non-private", "--out", str(tmp_path / "run")]) == 0
-    tanager.export(tmp_path / "run", tmp_path / "model")
+def test_a_run_without_noise_is_exported_and_claims_nothing(tmp_path, capsys):
+    run, to = str(tmp_path / "run"), str(tmp_path / "model")
+    assert main([*RUN, "--non-private", "--out", run]) == 0
+    capsys.readouterr()
+    assert main(["export", run, "--to", to]) == 0
+    assert capsys.readouterr().out.startswith(f"NOT PRIVATE: weights written to {to}\n")
     config = json.loads((tmp_path / "model/config.json").read_text())
     assert config["tanager"]["guarantee"]["epsilon"] is None
     assert config["tanager"]["guarantee"]["private"] is False

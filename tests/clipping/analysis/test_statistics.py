@@ -368,8 +368,9 @@ def test_layers_of_keras_are_watched(monkeypatch):
         def loss(w, e):
             return jnp.sum(w["w"] * layer(w, e).call(e["x"], **call))
 
-        own = {"w": jnp.ones(3), "mean": jnp.ones(1)}
-        return tanager.clipped_grad(loss, clip_norm=9.0)(own, batch)
+        own = {"w": jnp.ones(3), "mean": jnp.ones(1), "seed": constant}
+        # As in training: what is not trained is traced too.
+        return jax.jit(tanager.clipped_grad(loss, clip_norm=9.0))(own, batch)
 
     def norm(w, e):
         return BatchNormalization(jnp.ones(1))
@@ -386,6 +387,7 @@ def test_layers_of_keras_are_watched(monkeypatch):
             )
             for noise in noises
         ),
+        (lambda w, e: noises[0](w["seed"]), "with a seed that never"),
     ):
         with pytest.raises(ValueError, match=message):
             clipped(layer, training=True)
