@@ -170,6 +170,10 @@ def test_the_best_run_is_released_under_the_guarantee_of_the_search(
     assert f"{100 * winner.noisy_accuracy:.1f} %" in told
     assert "held-out images are protected as the others are" in told
     assert "PLD" not in told
+    forged = shutil.copytree(out, tmp_path / "forged")
+    (forged / "result.json").write_text(json.dumps(result | {"epsilon": 0.1}))
+    with pytest.raises(ValueError, match=r"= 0\.1 .* its study\.json give"):
+        export(forged, tmp_path / "refused")
 
 
 @pytest.mark.slow

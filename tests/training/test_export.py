@@ -362,7 +362,7 @@ def test_a_run_of_a_version_without_risks_is_exported(run, tmp_path):
         (less_epsilon, "claims epsilon = "),
         (edit("result.json", delta=1e-9), "claims delta = 1e-09 in result.json"),
         (edit("result.json", private=False), "claims private = False"),
-        (edit("config.json", clip_norm=9.0), "claims clip_norm = 1.0 in result.json"),
+        (edit("config.json", clip_norm=1.001), "claims clip_norm = 1.0 in result.json"),
     ],
 )
 def test_a_result_that_differs_from_the_run_s_other_files_is_refused(
