@@ -126,6 +126,10 @@ def test_what_is_given_stands_where_class_means_would_suit(given):
     )
 
 
+OPEN = "digits --fine-tune last-layer --head-input root --solver auto --epsilon 1 "
+OPEN += "--batch-size 0 --learning-rate 0 --steps None"
+
+
 @pytest.mark.parametrize(
     ("words", "solver"),
     [
@@ -136,10 +140,18 @@ def test_what_is_given_stands_where_class_means_would_suit(given):
     ],
 )
 def test_what_is_typed_stands_though_it_is_usual(words, solver):
-    start = "digits --fine-tune last-layer --head-input root --solver auto --epsilon 1 "
-    start += "--batch-size 0 --learning-rate 0 --steps None "
-    _, recipe, _ = flags.parse("train", [*start.split(), *words.split()], Options)
+    _, recipe, _ = flags.parse("train", [*OPEN.split(), *words.split()], Options)
     assert heads.resolved(recipe, 600, 1280).solver == solver
+
+
+def test_a_solver_that_was_typed_or_begun_with_is_not_changed(tmp_path):
+    words = [*OPEN.split(), "--ema-decay", "0.95"]
+    with pytest.raises(ValueError, match="does not apply to solver class-means"):
+        flags.parse("train", [*words, "--solver", "class-means"], Options)
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1/config.json").touch()
+    words += ["--out", str(tmp_path)]
+    assert flags.parse("train", words, Options)[1].solver == "auto"
 
 
 def test_noise_that_is_given_is_kept():
