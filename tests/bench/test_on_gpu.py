@@ -33,14 +33,14 @@ def test_every_part_runs_and_one_file_goes_on_elsewhere(
         if script == "-m":
             _, *words = words
             script = program.__file__
-        plain = {"PYTEST_ADDOPTS": "--assert=plain"}  # what is imported is as it is
+        plain = {"PYTEST_ADDOPTS": "--assert=plain"}  # its own are imported
         surroundings = os.environ | part.settings | plain
         one = Fork(ROOT / script, words, environment=surroundings)
         one.wait()
         return one.code, one.out
 
-    # The systems that are there run in `test_peers`.
-    monkeypatch.setattr(on_gpu, "PEERS", ("torch-sgd",))
+    # Plain SGD in JAX, and another precision: in `test_peers`.
+    monkeypatch.setattr(on_gpu, "PEERS", ("torch-sgd", "tanager:auto"))
     monkeypatch.setattr(on_gpu, "_apart", forked)
     out = tmp_path / "here" / "on_gpu"
     words = ["--dry-run", "--out", str(out)]
@@ -61,8 +61,9 @@ def test_every_part_runs_and_one_file_goes_on_elsewhere(
     assert step["command"].startswith("XLA_FLAGS=--xla_gpu_deterministic_ops=true tan")
     assert (out / "run/result.json").exists()
     peers = json.loads((out / "peers.json").read_text())
-    assert [row["system"] for row in peers["works"][0]["rows"]] == ["torch-sgd"]
-    assert peers["precision"] == "float32"
+    ready = [row for row in peers["works"][0]["rows"] if "error" not in row]
+    assert "tanager:auto" in {row["system"] for row in ready}
+    assert {row["precision"] for row in ready} == {peers["precision"]} == {"float32"}
     # On another machine, from the one file: nothing is run again.
     there = tmp_path / "there"
     there.mkdir()

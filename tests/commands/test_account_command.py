@@ -69,7 +69,7 @@ def test_runs_by_command_spend_what_they_do_by_hand(said, tmp_path):
     assert code == 0 and "limit ε = 4 at δ = 0.0001: " in printed
     # Refused, and nothing is made.
     code, _, errors = said(f"{TRAIN} --noise-multiplier 1 --out runs/more")
-    assert code == 2 and "has a limit of ε = 4 at δ = 0.0001, of which" in errors
+    assert code == 2 and "has a limit of ε = 4 at δ = 0.0001: " in errors
     assert "what fits is ε = " in errors
     assert not (tmp_path / "runs/more").exists()
     # Deleted runs stay charged; a finished one that is run again counts once.
@@ -301,7 +301,7 @@ def test_simulations_are_charged_and_refused_before_their_study(said, tmp_path):
     search += "--noise-multiplier 4 --sampler random --pruner none --account mine"
     Account(tmp_path / "mine").set_limit(2.0, 1e-4)
     code, _, errors = said(f"{search} --out study")
-    assert code == 2 and "with this search" in errors
+    assert code == 2 and "and this search would make it " in errors
     assert not (tmp_path / "study").exists()
     Account(tmp_path / "mine").set_limit(1e6, 1e-4)
     code, printed, _ = said(f"{search} --out study")

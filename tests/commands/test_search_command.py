@@ -354,9 +354,9 @@ def test_a_cumulative_ablation_changes_one_after_another(tmp_path, capsys):
         ),
         (
             ["budget", "--vary", "steps=2,4", "noise-multiplier=2,4"],
-            "vary (=['noise_multiplier', 'steps']) must leave ε as it is",
+            "vary (=['noise_multiplier', 'steps']) changes ε, which this search keeps",
         ),
-        (["budget", "--vary", "epsilon=1,8"], "vary (=['epsilon']) must leave ε as"),
+        (["budget", "--vary", "epsilon=1,8"], "vary (=['epsilon']) changes ε, which"),
     ],
 )
 def test_tables_that_cannot_be_are_refused_first(tmp_path, words, message, capsys):
@@ -389,8 +389,8 @@ def test_a_limit_must_have_room_for_simulations_and_winner(
     error = capsys.readouterr().err
     assert diverged not in error
     assert not out.exists()
-    told = "has a limit of ε = 8 at δ = 1e-05, of which 0 is spent, and with all "
-    assert f"{told}simulations and then the runs of the best 8.624 would be" in error
+    told = "has a limit of ε = 8 at δ = 1e-05: 0 is spent, and all simulations and "
+    assert f"{told}then the runs of the best would make it 8.624" in error
     assert error.count("\n") == 1
     command = re.search("`tanager (account limit .*)`", error)
     assert command and main(command[1].split()) == 0
@@ -426,7 +426,7 @@ def test_repeats_have_seeds_and_folders_of_their_own(tmp_path, capsys):
     Account(tmp_path / "mine").set_limit(4.0, 1e-4)
     words = f"train digits --repeats 3 --account {tmp_path / 'mine'} --out "
     assert main([*words.split(), str(tmp_path / "new")]) == 2
-    assert " is spent, and with these 3 runs " in capsys.readouterr().err
+    assert " is spent, and these 3 runs would make it " in capsys.readouterr().err
 
 
 def check_norms(run, tmp_path, capsys):

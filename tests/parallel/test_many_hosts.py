@@ -12,8 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from cases import in_full
 from forks import Fork
+from switch import FULL
 from tanager.parallel import hosts
 from tanager.privacy.account import Account
 from tanager.privacy.ledger import Ledger
@@ -159,7 +159,7 @@ def test_hosts_with_other_settings_are_refused_before_a_charge(two):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", in_full([0, 1], 0))
+@pytest.mark.parametrize("victim", [0, 1])
 def test_when_a_host_dies_the_others_name_it_and_the_run_goes_on(
     tmp_path, alone, victim
 ):
@@ -175,6 +175,8 @@ def test_when_a_host_dies_the_others_name_it_and_the_run_goes_on(
         assert f"host {victim} ({ME}) is gone" in error
         assert "Run the same command again, with the run's folder" in error
     assert Ledger.read(tmp_path / "run/ledger.jsonl").steps() == 8
+    if victim == 0 and not FULL:
+        return  # the chief writes all there is: what it leaves is the same
     # Step 8 comes again, bit by bit, and counts once.
     resumed = Hosts(tmp_path, 1 + victim).parameters()
     np.testing.assert_array_equal(resumed, alone.parameters("plain"))

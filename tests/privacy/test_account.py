@@ -201,7 +201,7 @@ def test_a_run_that_exceeds_the_limit_is_refused_and_says_what_fits(tmp_path):
         assert account.path.read_bytes() == before
     text = str(refused.value)
     spent = accountant.composed_epsilon(THREE[:2], DELTA)
-    assert "has a limit of ε = 3 at δ = 1e-05, of which " in text
+    assert "has a limit of ε = 3 at δ = 1e-05: " in text
     assert accounts.format_epsilon(spent) in text
     noise = float(text.partition("noise multiplier ")[2].partition(" ")[0])
     alone = float(text.partition("fits is ε = ")[2].partition(" ")[0])

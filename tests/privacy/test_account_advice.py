@@ -1,4 +1,4 @@
-"""What an account advises, typed as it is shown, keeps within the limit."""
+"""Whoever types what an account advises stays within its limit."""
 
 import dataclasses
 import re
@@ -45,7 +45,7 @@ def test_what_a_refusal_advises_fits(account):
     account.require_room(charge(Mechanism(0.2, shown(text, "multiplier "), 20)))
     assert 0.999 * alone < shown(text, "fits is ε = ") <= alone
     assert shown(text, "alone at δ = ") == DELTA
-    assert f" at δ = {DELTA}, of which" in text
+    assert f" at δ = {DELTA}: " in text
     most = account.read().limit[0]
     assert 0.999 * most < shown(text, "limit of ε = ") <= most
     command = re.search("`tanager (account limit .*)`", text)

@@ -196,7 +196,7 @@ class Budget(_Table):
         )
         for free in ({"epsilon"}, {"steps", "noise_multiplier"}):
             if free <= space.values.keys():
-                rule = "must leave ε as it is, at one budget"
+                rule = "changes ε, which this search keeps"
                 remedy = "leave one out, or use tanager search ablation"
                 validate.refuse("vary", sorted(free), rule, remedy)
         return experiments.ablation(target, space, simulations)

@@ -329,9 +329,10 @@ class Account:
             validate.refuse(
                 "account",
                 str(self.path),
-                f"has a limit of ε = {format_bound(most)} at δ = {delta}, of which "
-                f"{format_epsilon(spent)} is spent, and with "
-                f"{words or f'this {charge.what}'} {format_epsilon(total)} would be",
+                f"has a limit of ε = {format_bound(most)} at δ = {delta}: "
+                f"{format_epsilon(spent)} is spent, and "
+                f"{words or f'this {charge.what}'} would make it "
+                f"{format_epsilon(total)}",
                 _advice(balance, charge, self._raise_to(total, delta)),
             )
 
