@@ -110,6 +110,19 @@ class Attack:
     augmentation_multiplicity: int = 0
     confidence: float = 0.999
 
+    def algorithm(self, mechanism: Mechanism, clip_norm: float, size: int) -> DPSGD:
+        """Return how models of a mechanism are trained on `size` examples."""
+        return DPSGD(
+            mechanism,
+            with_rates(self.optimizer),
+            delta=self.delta,
+            clip_norm=clip_norm,
+            style=self.style,
+            augmentation_multiplicity=self.augmentation_multiplicity,
+            ema_decay=0.0,
+            declared_examples=size,
+        )
+
 
 def audit_membership(
     problem: Problem,
@@ -187,20 +200,13 @@ def audit_membership(
         for one in mechanisms.values()
     ]
     charging.require_room(account, spent, delta, out, seed)
-    guess = None
-    if trained < in_all:
-        # A loss that fails is refused in plain words below, before training.
-        with contextlib.suppress(Exception):
-            guess = guess_update(problem, rate, attack.augmentation_multiplicity)
-    if guess is not None:
+    if trained < in_all and (guess := _guess(problem, attack, rate)) is not None:
         left = guess * float(np.mean(attack.steps)) * (in_all - trained)
-        report(
-            "getting ready",
-            trained,
-            in_all,
-            f"about {duration(left)} left (first guess: {guess:.2g} s an update of "
-            "one model, as long as drawing a batch and two plain gradients)",
+        known = (
+            f"about {duration(left)} left (first guess: {guess:.2g} s an update of one "
+            "model, as long as drawing a batch and two plain gradients)"
         )
+        report("getting ready", trained, in_all, known)
     both = _with_canaries(source, canaries)
     data = joined(problem, both, len(canaries))
     with_both = dataclasses.replace(problem, data=data)
@@ -212,19 +218,9 @@ def audit_membership(
     def program(clip_norm: float, steps: int) -> ManyModels:
         if (clip_norm, steps) not in made:
             made.clear()  # first, so that the memory of only one is held
-            algorithm = DPSGD(
-                mechanisms[steps],
-                with_rates(attack.optimizer),
-                delta=delta,
-                clip_norm=clip_norm,
-                style=attack.style,
-                augmentation_multiplicity=attack.augmentation_multiplicity,
-                ema_decay=0.0,
-                declared_examples=size,
-            )
-            made[clip_norm, steps] = ManyModels(
-                with_both, algorithm, strategy, measuring
-            )
+            algorithm = attack.algorithm(mechanisms[steps], clip_norm, size)
+            one = ManyModels(with_both, algorithm, strategy, measuring)
+            made[clip_norm, steps] = one
         return made[clip_norm, steps]
 
     secret = secret_of(out, seed)
@@ -288,6 +284,14 @@ def audit_membership(
         audit=audit,
         highest_provable=highest,
     )
+
+
+def _guess(problem: Problem, attack: Attack, rate: float) -> float | None:
+    """Return about how many seconds an update of one model takes."""
+    # A loss that fails is refused in plain words later, before training.
+    with contextlib.suppress(Exception):
+        return guess_update(problem, rate, attack.augmentation_multiplicity)
+    return None
 
 
 def _settings(attack: Attack, canaries: Mapping[str, Any]) -> list[Setting]:

@@ -25,6 +25,8 @@ from tanager.recipes.recipe import Recipe
 
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from tanager.recipes.runner import Prepared
     from tanager.training.estimate import Estimate
     from tanager.training.result import TrainResult
@@ -67,68 +69,20 @@ def _train(
     from tanager.parallel import hosts
     from tanager.recipes import repeats, runner, tasks
     from tanager.recipes.accounts import account_of
-    from tanager.training.run_folder import unfinished
 
     quiet = options.quiet or options.json
     if options.resume:
-        if options.repeats > 1:
-            rule, remedy = "finds one run only", "name the folder with --out"
-            validate.refuse("resume", True, rule, remedy)
-        if recipe.out is not None:
-            rule, remedy = "names the last folder of the recipe itself", "leave it out"
-            validate.refuse("resume", True, rule, remedy)
-        out = hosts.from_chief(lambda: str(unfinished(name)))
-        recipe = dataclasses.replace(recipe, out=out)
+        recipe = dataclasses.replace(recipe, out=_unfinished(name, recipe, options))
     with (
         tasks.progress_bar("reading images", hosts.is_chief() and not quiet) as report,
         runner.saying_how_to_skip(recipe),
     ):
         prepared = runner.prepare(name, recipe, report)
         runner.require_workers(prepared)
-    own = recipes.RECIPES[name].recipe.delta if name in recipes.RECIPES else None
     recipe = prepared.recipe
-    public = recipe.public_size(tasks.size(recipe, prepared.dataset))
-    budget, mechanism = prepared.budget, prepared.budget.mechanism
-    typed = recipe.delta not in (None, own) and not recipe.non_private
-    warned_of = typed and budget.delta * public < 1  # else training warns of it
-    if warned_of and (text := delta_warning(budget.delta, public)):
-        warnings.warn(text, stacklevel=2)
-    classes = None if recipe.multi_label else len(prepared.dataset.classes)
-    unit = "person" if recipe.unit == "group" else "example"
-    if text := few_warning(mechanism, public, classes, unit):
-        warnings.warn(text, stacklevel=2)
+    _warn(name, prepared)
     console = new_console(markup=False, quiet=quiet or not hosts.is_chief())
-    console.print(
-        f"{name}: {recipe.model} on {public} "
-        f"{'persons' if recipe.unit == 'group' else 'examples'} of {recipe.dataset}"
-    )
-    if recipe.dataset == "folder":
-        kind = "labels" if recipe.multi_label else "classes"
-        console.print(_names(kind, prepared.dataset.classes), soft_wrap=True)
-    if recipe.groups is not None and recipe.unit == "example":
-        console.print(
-            "unit: one image; --groups alone keeps the images of a person together in "
-            "the split, and --unit group protects persons",
-            soft_wrap=True,
-        )
-    for field, reason in prepared.reasons.items():
-        console.print(f"{field}: {reason}", soft_wrap=True)
-    steps = f"{mechanism.steps} step{'s' * (mechanism.steps != 1)}"
-    if recipe.non_private:
-        console.print(f"NOT PRIVATE: no clipping, no noise; {steps}")
-    else:
-        console.print(
-            f"budget: ε = {format_epsilon(budget.epsilon)} at "
-            f"δ = {format_delta(budget.delta)} "
-            f"({mechanism.adjacency}, {recipe.accountant.upper()}): noise multiplier "
-            f"{mechanism.noise_multiplier:.4g}, expected batch {recipe.batch_size}, "
-            + steps
-        )
-    if (counts := budget.class_counts) is not None:
-        console.print(
-            "class weights: from noisy counts, in this budget: noise of standard "
-            f"deviation {deviation_of(counts):.4g} on each count"
-        )
+    _describe(console, name, prepared)
     with runner.in_folder(prepared) as placed, _saying_how_to_resume(recipe, placed):
         runner.require_layout(placed)
         account, results = account_of(recipe, prepared.dataset), []
@@ -249,6 +203,70 @@ class Options:
             if name in given and not self.distributed:
                 value, remedy = getattr(self, name), "add it, or leave this out"
                 validate.refuse(name, value, "needs --distributed", remedy)
+
+
+def _unfinished(name: str, recipe: Recipe, options: "Options") -> str:
+    """Return the folder that --resume finds."""
+    from tanager.parallel import hosts
+    from tanager.training.run_folder import unfinished
+
+    if options.repeats > 1:
+        rule, remedy = "finds one run only", "name the folder with --out"
+        validate.refuse("resume", True, rule, remedy)
+    if recipe.out is not None:
+        rule, remedy = "names the last folder of the recipe itself", "leave it out"
+        validate.refuse("resume", True, rule, remedy)
+    return hosts.from_chief(lambda: str(unfinished(name)))
+
+
+def _warn(name: str, prepared: "Prepared") -> None:
+    """Warn of a δ that protects little, and of examples too few to learn from."""
+    recipe, budget, public = prepared.recipe, prepared.budget, prepared.public_size
+    own = recipes.RECIPES[name].recipe.delta if name in recipes.RECIPES else None
+    typed = recipe.delta not in (None, own) and not recipe.non_private
+    warned_of = typed and budget.delta * public < 1  # else training warns of it
+    if warned_of and (text := delta_warning(budget.delta, public)):
+        warnings.warn(text, stacklevel=3)
+    classes = None if recipe.multi_label else len(prepared.dataset.classes)
+    unit = "person" if recipe.unit == "group" else "example"
+    if text := few_warning(budget.mechanism, public, classes, unit):
+        warnings.warn(text, stacklevel=3)
+
+
+def _describe(console: "Console", name: str, prepared: "Prepared") -> None:
+    """Print what will be trained, on what, and under which guarantee."""
+    recipe, budget = prepared.recipe, prepared.budget
+    of = "persons" if recipe.unit == "group" else "examples"
+    examples = f"{prepared.public_size} {of} of {recipe.dataset}"
+    console.print(f"{name}: {recipe.model} on {examples}")
+    if recipe.dataset == "folder":
+        kind = "labels" if recipe.multi_label else "classes"
+        console.print(_names(kind, prepared.dataset.classes), soft_wrap=True)
+    if recipe.groups is not None and recipe.unit == "example":
+        console.print(
+            "unit: one image; --groups alone keeps the images of a person together in "
+            "the split, and --unit group protects persons",
+            soft_wrap=True,
+        )
+    for field, reason in prepared.reasons.items():
+        console.print(f"{field}: {reason}", soft_wrap=True)
+    mechanism = budget.mechanism
+    steps = f"{mechanism.steps} step{'s' * (mechanism.steps != 1)}"
+    if recipe.non_private:
+        console.print(f"NOT PRIVATE: no clipping, no noise; {steps}")
+    else:
+        console.print(
+            f"budget: ε = {format_epsilon(budget.epsilon)} at "
+            f"δ = {format_delta(budget.delta)} "
+            f"({mechanism.adjacency}, {recipe.accountant.upper()}): noise multiplier "
+            f"{mechanism.noise_multiplier:.4g}, expected batch {recipe.batch_size}, "
+            + steps
+        )
+    if (counts := budget.class_counts) is not None:
+        console.print(
+            "class weights: from noisy counts, in this budget: noise of standard "
+            f"deviation {deviation_of(counts):.4g} on each count"
+        )
 
 
 @contextlib.contextmanager

@@ -55,6 +55,11 @@ class Prepared:
     reasons: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Why the fields that were chosen have their values, by name."""
 
+    @property
+    def public_size(self) -> int:
+        """The number of examples, or of persons, that is published."""
+        return self.recipe.public_size(tasks.size(self.recipe, self.dataset))
+
 
 def load(
     recipe: Recipe,
@@ -206,8 +211,7 @@ def require_layout(prepared: Prepared) -> None:
     recipe = prepared.recipe
     chosen = runtime(recipe)
     layout = chosen.layout()
-    size = tasks.size(recipe, prepared.dataset)
-    layout.check(sizing.least(chosen, layout), recipe.public_size(size))
+    layout.check(sizing.least(chosen, layout), prepared.public_size)
 
 
 def require_apart(recipe: Recipe, out: str | Path | None = None) -> None:

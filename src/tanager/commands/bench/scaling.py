@@ -22,6 +22,7 @@ from tanager.commands.tables import (
 
 if TYPE_CHECKING:
     from tanager.bench.cluster import Cluster
+    from tanager.bench.scaling import ScalingBench
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,13 +71,10 @@ class Scaling(Measured):
 
     def measure(self, report: Callable[[str], None]) -> Outcome:
         from tanager.bench import programs, scaling
-        from tanager.bench.cluster import amdahl, predict
-        from tanager.bench.workload import SGD
+        from tanager.bench.cluster import amdahl
         from tanager.report import figures, scaling_figures
 
         cluster = self._cluster()
-        strong = self.logical_batch is not None
-        chunks = 4 if self.chunks is None else self.chunks
         if self.plot is not None:
             figures.check_ending(self.plot)
         workload = self.workload()
@@ -84,86 +82,96 @@ class Scaling(Measured):
             name: self.parameter_bytes or scaling.sum_bytes(workload, name)
             for name in programs.known(self.strategies)
         }
-        if self.step_seconds:
-            found = scaling.ScalingBench([], {}, stopped=False)
-            one_device = dict(zip(self.strategies, self.step_seconds, strict=True))
-            warning = None
-        else:
+        found = scaling.ScalingBench([], {}, stopped=False)
+        one_device = dict(zip(self.strategies, self.step_seconds, strict=False))
+        if not self.step_seconds:
             found = scaling.bench_scaling(
                 workload,
                 self.strategies,
                 physical_batch=self.physical_batch,
-                chunks=chunks,
+                chunks=self._chunks,
                 logical_batch=self.logical_batch,
                 devices=self.devices,
                 repeats=self.repeats,
                 report=report,
             )
-            one_device = {
-                row["strategy"]: row["seconds"]
-                for row in found.rows
-                if row["devices"] == 1
-            }
-            warning = scaling.crowding(max(row["devices"] for row in found.rows))
-        predicted = [
-            {"strategy": name} | row
-            for name, seconds in one_device.items()
-            if cluster is not None and seconds is not None
-            for row in predict(
-                cluster,
-                seconds,
-                self.logical_batch or self.physical_batch * chunks,
-                sums[name],
-                strong=strong,
-                private=name != SGD,
-            )
-        ]
-        expected = amdahl(predicted) if strong else {}
-        lines: list[Any] = []
-        if found.rows:
-            lines += [_measured_table(found.rows)]
-            lines += error_lines(found.rows, "{strategy} on {devices}")
-            lines += [
-                "",
-                "Bytes of a sum of gradients: "
-                + ", ".join(f"{size:,} ({name})" for name, size in sums.items())
-                + ". Devices exchange bytes/step in each logical step; bytes/batch of "
-                "them in each physical batch.",
-                *_laws(found.parallel),
-            ]
+            one = (row for row in found.rows if row["devices"] == 1)
+            one_device = {row["strategy"]: row["seconds"] for row in one}
+        most = max((row["devices"] for row in found.rows), default=1)
+        warning = scaling.crowding(most)
+        predicted = [] if cluster is None else self._predict(cluster, one_device, sums)
+        expected = {} if self.logical_batch is None else amdahl(predicted)
+        lines = self._measured(found, sums) if found.rows else []
         if cluster is not None and predicted:
             lines += [*([""] if lines else []), f"Simulated: {self._links(cluster)}."]
             lines += [_predicted_table(predicted), *_laws(expected)]
         if warning:
             lines += ["", f"Warning: {warning}."]
+        measured = {name: p for name, p in found.parallel.items() if p is not None}
         if self.plot is not None and scaling_figures.plot(
             found.rows,
-            expected | {name: p for name, p in found.parallel.items() if p is not None},
+            expected | measured,
             predicted,
             self.plot,
             title=f"{self.model}: {self._examples()}",
         ):
             lines += ["", f"Drawn to {self.plot}"]
+        simulation = cluster and {
+            "cluster": dataclasses.asdict(cluster),
+            "rows": predicted,
+            "parallel_fraction": expected,
+        }
         record = {
             "rows": found.rows,
             "parallel_fraction": found.parallel,
             "sum_bytes": sums,
-            "simulation": None
-            if cluster is None
-            else {
-                "cluster": dataclasses.asdict(cluster),
-                "rows": predicted,
-                "parallel_fraction": expected,
-            },
+            "simulation": simulation,
             "workload": dataclasses.asdict(workload),
             "physical_batch": self.physical_batch,
-            "chunks": None if strong else chunks,
+            "chunks": self._chunks if self.logical_batch is None else None,
             "logical_batch": self.logical_batch,
             "repeats": self.repeats,
             "warnings": [warning] if warning else [],
         }
         code = exit_code(found.rows) if found.rows else 0
         return Outcome(record, lines, STOPPED if found.stopped else code)
+
+    @property
+    def _chunks(self) -> int:
+        return 4 if self.chunks is None else self.chunks
+
+    def _predict(
+        self, cluster: "Cluster", one_device: dict[str, Any], sums: dict[str, int]
+    ) -> list[Mapping[str, Any]]:
+        """Return rows of what the cluster does, from the seconds on one device."""
+        from tanager.bench.cluster import predict
+        from tanager.bench.workload import SGD
+
+        logical_batch = self.logical_batch or self.physical_batch * self._chunks
+        return [
+            {"strategy": name} | row
+            for name, seconds in one_device.items()
+            if seconds is not None
+            for row in predict(
+                cluster,
+                seconds,
+                logical_batch,
+                sums[name],
+                strong=self.logical_batch is not None,
+                private=name != SGD,
+            )
+        ]
+
+    def _measured(self, found: "ScalingBench", sums: dict[str, int]) -> list[Any]:
+        sizes = ", ".join(f"{size:,} ({name})" for name, size in sums.items())
+        return [
+            _measured_table(found.rows),
+            *error_lines(found.rows, "{strategy} on {devices}"),
+            "",
+            f"Bytes of a sum of gradients: {sizes}. Devices exchange bytes/step in "
+            "each logical step; bytes/batch of them in each physical batch.",
+            *_laws(found.parallel),
+        ]
 
     def _cluster(self) -> "Cluster | None":
         """Read --simulate, and refuse options that do not fit together."""
@@ -242,7 +250,7 @@ def _measured_table(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _predicted_table(rows: Sequence[dict[str, Any]]) -> Table:
+def _predicted_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table = new_table(
         *("strategy", "hosts", "devices", "ms computing", "ms waiting"),
         *("ms communicating", "examples/s", "% of ideal"),
