@@ -14,6 +14,7 @@ from jaxtyping import PyTree
 
 from tanager import _validate as validate
 from tanager._files import as_json
+from tanager.clipping import Explanation
 from tanager.data.loader import an_example
 from tanager.measures import HEADLINES
 from tanager.parallel import hosts
@@ -130,27 +131,15 @@ def train(
     if folder is not None:
         secret = hosts.chief_first(lambda: folder.seed(seed, make=chief))
     step = step.with_seed(secret)
-    with measuring(runtime.progress and chief) as report:
-        began = folder is not None and folder.config.exists()
-        if runtime.physical_batch_size == "auto":
-            size = sizing.recorded(folder, layout) or sizing.choose(
-                step, one, runtime.measure_share, report
-            )
-            runtime = dataclasses.replace(runtime, physical_batch_size=size)
-        worth = _worth(step, runtime.measure_share, size, began)
-        clipping = tuning.sync_clipping(step, one, size, report, worth)
+    size, clipping = _tuned(step, runtime, one, folder)
+    runtime = dataclasses.replace(runtime, physical_batch_size=size)
     config = {
         **described,
         **problem.as_json(),
         **algorithm.as_json(public),
         **runtime.as_json(),
         **charging.record(out, secret),
-        "devices": layout.count,
-        "hosts": hosts.count(),
-        "clipping": clipping.fingerprint,
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(step.params)),
-        "frozen_parameters": sum(leaf.size for leaf in jax.tree.leaves(step.frozen)),
-        "versions": fingerprint.versions(),
+        **_of_machine(step, clipping),
     }
     balances = algorithm.class_counts is not None
     if balances:
@@ -219,11 +208,8 @@ def train(
                 if done % every == 0 or done == mechanism.steps:
                     _require_finite(state, done)
                     line = {"step": done, "epsilon": bound, "seconds": clock.seconds()}
-                    if state.clip_norm is not None:
-                        line["clip_norm"] = float(state.clip_norm)
                     evaluations = _evaluate(evaluate, step, state)
-                    found = scores(evaluations).items()
-                    line |= {name: value for name, value in found if value is not None}
+                    line |= _released(state, evaluations)
                     metrics.release(line)
                     if on_metrics is not None:
                         on_metrics(line)
@@ -248,13 +234,36 @@ def train(
         return result
 
 
-def _worth(step: Step, share: float, size: int, began: bool) -> float:
-    """Return for how many physical batches' time to measure; 0 on resume.
+def _tuned(
+    step: Step, runtime: Runtime, one: PyTree, folder: RunFolder | None
+) -> tuple[int, Explanation]:
+    """Return the size of a physical batch, and how one is clipped.
 
     A run that measured more when it resumed would clip by other methods.
     """
-    updates = 0 if began else step.sampler.mechanism.steps
-    return share * updates * estimate.physical_batches(step.sampler, size)
+    size, share = runtime.physical_batch_size, runtime.measure_share
+    began = folder is not None and folder.config.exists()
+    with measuring(runtime.progress and hosts.is_chief()) as report:
+        if size == "auto":
+            known = sizing.recorded(folder, step.layout)
+            size = known or sizing.choose(step, one, share, report)
+        updates = 0 if began else step.sampler.mechanism.steps
+        worth = share * updates * estimate.physical_batches(step.sampler, size)
+        clipping = tuning.sync_clipping(step, one, size, report, worth)
+    return size, clipping
+
+
+def _of_machine(step: Step, clipping: Explanation) -> dict[str, Any]:
+    """Return what config.json records of the model and of what computes on it."""
+    trained, frozen = map(jax.tree.leaves, (step.params, step.frozen))
+    return {
+        "devices": step.layout.count,
+        "hosts": hosts.count(),
+        "clipping": clipping.fingerprint,
+        "parameters": sum(leaf.size for leaf in trained),
+        "frozen_parameters": sum(leaf.size for leaf in frozen),
+        "versions": fingerprint.versions(),
+    }
 
 
 def _estimate(
@@ -298,6 +307,15 @@ def _private_line(done: int, drawn: Counts, skipped: int) -> dict[str, Any]:
         "unreadable": skipped,
         "norms": drawn.norms.tolist(),
     }
+
+
+def _released(
+    state: State, evaluations: tuple[Evaluation, Evaluation] | None
+) -> dict[str, Any]:
+    """Return what a line of metrics.jsonl says of the state."""
+    found = {name: of for name, of in scores(evaluations).items() if of is not None}
+    norm = {} if state.clip_norm is None else {"clip_norm": float(state.clip_norm)}
+    return norm | found
 
 
 def _require_finite(state: State, done: int) -> None:
