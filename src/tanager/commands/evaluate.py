@@ -89,23 +89,25 @@ class Arguments:
     code: str | None = None
     """MODULE:FUNCTION of your own model: returns (params, predict[, preprocessing])."""
 
+    def __post_init__(self):
+        validate.one_of(SPLITS, split=self.split)
+        validate.whole(batch_size=self.batch_size, at_least=1)
+        if self.uncertain:
+            validate.one_of(get_args(Uncertain), uncertain=self.uncertain)
+        for name in _OF_DATA:
+            if (given := getattr(self, name)) and self.data is None:
+                validate.refuse(name, given, "needs data", "give the images' --data")
+        if (to := self.to) is not None:
+            if to.is_dir() or not to.parent.is_dir():
+                rule = "must be a file in a folder that exists"
+                validate.refuse("to", str(to), rule, "such as evaluation.html")
+            if not os.access(to.parent, os.W_OK):
+                rule, remedy = "is in a folder that cannot be written", "name another"
+                validate.refuse("to", str(to), rule, remedy)
+
 
 def run(arguments: Sequence[str]) -> int:
     options = flags.read(Arguments, "evaluate", arguments)
-    validate.one_of(SPLITS, split=options.split)
-    validate.whole(batch_size=options.batch_size, at_least=1)
-    if options.uncertain:
-        validate.one_of(get_args(Uncertain), uncertain=options.uncertain)
-    for name in _OF_DATA:
-        if (given := getattr(options, name)) and options.data is None:
-            validate.refuse(name, given, "needs data", "give the images' --data")
-    if (to := options.to) is not None:
-        if to.is_dir() or not to.parent.is_dir():
-            rule = "must be a file in a folder that exists"
-            validate.refuse("to", str(to), rule, "such as evaluation.html")
-        if not os.access(to.parent, os.W_OK):
-            rule, remedy = "is in a folder that cannot be written", "name another"
-            validate.refuse("to", str(to), rule, remedy)
 
     # JAX is imported from here on: the command line was fine.
     from tanager.measures import CONFIDENCE, RESAMPLES

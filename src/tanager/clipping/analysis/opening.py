@@ -191,20 +191,7 @@ def _rolled(scan: jex.JaxprEqn, operands: list[_Marked]) -> list[_Marked] | None
     stacked = list(zip(own.stacked, given.stacked, slices, strict=True))
     known.update({v: mark for v, mark, is_slice in stacked if is_slice})
     sliced = {v for v, _, is_slice in stacked if is_slice}
-    equations = []
-    for equation in step.eqns:
-        if equation.effects or any(v not in known for v in variables(equation)):
-            equations.append(equation)
-            continue
-        entering = _marked(read(known, atom) for atom in equation.invars)
-        if sliced & set(variables(equation)):
-            results = _for_each_step(equation, entering, sliced)
-            sliced.update(equation.outvars)
-        else:
-            results = _closed(equation, entering)
-        known.update(zip(equation.outvars, results, strict=True))
-        if results[0].origin == Origin.CONSTANT:
-            equations.append(equation)  # cheaper made in each step than handed in
+    equations = _moved_out(step.eqns, known, sliced)
     met = [each for each in equations if sliced & set(variables(each))]
     if _APART & names(met):
         return None
@@ -235,6 +222,30 @@ def _rolled(scan: jex.JaxprEqn, operands: list[_Marked]) -> list[_Marked] | None
     return [
         mark if same else _Marked(next(ends), Origin.DATA) for _, mark, same in carried
     ] + [_Marked(each, Origin.DATA) for each in every]
+
+
+def _moved_out(
+    step: Sequence[jex.JaxprEqn], known: dict[Any, _Marked], sliced: set[jex.Var]
+) -> list[jex.JaxprEqn]:
+    """Evaluate what of a step is of parameters alone, and return what is left of it.
+
+    The results are added to `known`, and to `sliced` if they have one for each step.
+    """
+    left = []
+    for equation in step:
+        if equation.effects or any(v not in known for v in variables(equation)):
+            left.append(equation)
+            continue
+        entering = _marked(read(known, atom) for atom in equation.invars)
+        if sliced & set(variables(equation)):
+            results = _for_each_step(equation, entering, sliced)
+            sliced.update(equation.outvars)
+        else:
+            results = _closed(equation, entering)
+        known.update(zip(equation.outvars, results, strict=True))
+        if results[0].origin == Origin.CONSTANT:
+            left.append(equation)  # cheaper made in each step than handed in
+    return left
 
 
 def _for_each_step(
