@@ -200,13 +200,14 @@ def test_planted_split_by_rank_moves_others(tmp_path, monkeypatch):
     write_classes(tmp_path, 40)
 
     def by_rank(path, classes, grouped):
-        parts = {}
+        train, test = {}, {}
         for name, files in classes.items():
             ordered = sorted(
                 files, key=lambda file: hashlib.sha1(file.encode()).digest()
             )
-            parts[name] = sorted({*files} - {*ordered[::5]}), sorted(ordered[::5])
-        return parts
+            test[name] = sorted(ordered[::5])
+            train[name] = sorted({*files} - {*test[name]})
+        return train, test
 
     monkeypatch.setattr(image_folder, "_split", by_rank)
     before = split_of(tmp_path)

@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -138,30 +138,23 @@ def list_folder(
         _other_entries(path, (train.name, test.name), record)
         for half in (train, test):
             _other_entries(half, (), record)
-        found = [dict(_class_files(half, grouped, record)) for half in (train, test)]
+        found = [_class_files(half, grouped, record) for half in (train, test)]
         names = sorted({*found[0], *found[1]})
         parts = [[(n, half.get(n, [])) for n in names] for half in found]
         return _listing(train, parts[0]), _listing(test, parts[1])
     if there := train or test:
         missing = "train" if train is None else " or ".join(tests)
-        refuse_file(
-            path,
-            f"has a folder {there.name!r} but none named {missing}",
-            f"it needs both, each of class folders, or class folders alone: "
-            f"{described(path)}",
-        )
+        rule = f"has a folder {there.name!r} but none named {missing}"
+        remedy = "it needs both, each of class folders, or class folders alone"
+        refuse_file(path, rule, f"{remedy}: {described(path)}")
     _other_entries(path, (), record)
-    found = dict(_class_files(path, grouped, record))
+    found = _class_files(path, grouped, record)
     if not hold_out:
         every = _listing(path, found.items())
         return every, every
     record.split = "by person" if grouped else "by name"
-    parts = _split(path, found, grouped)
-    first, second = (
-        _listing(path, [(name, part[half]) for name, part in parts.items()])
-        for half in (0, 1)
-    )
-    return first, second
+    first, second = _split(path, found, grouped)
+    return _listing(path, first.items()), _listing(path, second.items())
 
 
 def _other_entries(path: Path, used: Sequence[str], record: Record) -> None:
@@ -187,19 +180,15 @@ def _class_names(folder: Path) -> list[str]:
     names = looked(folder)[2]
     for name in names:
         if clean(name) != name:
-            refuse_file(
-                folder / name,
-                "is a class whose name is not UTF-8, or has control characters",
-                "rename it: its name is written into the run's files",
-            )
+            rule = "is a class whose name is not UTF-8, or has control characters"
+            remedy = "rename it: its name is written into the run's files"
+            refuse_file(folder / name, rule, remedy)
     return names
 
 
-def _class_files(
-    folder: Path, grouped: bool, record: Record
-) -> Iterator[tuple[str, list[str]]]:
-    """Yield (class, its images); a folder without any image is no class."""
-    count = 0
+def _class_files(folder: Path, grouped: bool, record: Record) -> dict[str, list[str]]:
+    """Return the images of each class; a folder without any image is no class."""
+    found = {}
     for name in _class_names(folder):
         files, others, below = looked(folder / name)
         for other in others:
@@ -232,16 +221,13 @@ def _class_files(
                 f"folder {clean(name)}; move them up into it"
             )
         if files:
-            count += 1
-            yield name, files
+            found[name] = files
         else:
             record.notes.append(f"the folder {clean(name)} has no images: no class")
-    if not count:
-        refuse_file(
-            folder,
-            "has no class folders with images",
-            f"make one folder of images each: {described(folder)}",
-        )
+    if not found:
+        remedy = f"make one folder of images each: {described(folder)}"
+        refuse_file(folder, "has no class folders with images", remedy)
+    return found
 
 
 def _deeper(folder: Path, below: Iterable[str]) -> list[Path]:
@@ -260,17 +246,11 @@ def _images_of_person(folder: Path, record: Record) -> list[str]:
     for other in others:
         record.skip(other)
     if deeper := _deeper(folder, below):
-        refuse_file(
-            deeper[0],
-            "is too deep: images in folders of a person's folder are not read",
-            f"move it into {folder}",
-        )
+        rule = "is too deep: images in folders of a person's folder are not read"
+        refuse_file(deeper[0], rule, f"move it into {folder}")
     if not files:
-        refuse_file(
-            folder,
-            "is a person's folder without images",
-            f"put images in it, or move it elsewhere: {described(folder)}",
-        )
+        remedy = f"put images in it, or move it elsewhere: {described(folder)}"
+        refuse_file(folder, "is a person's folder without images", remedy)
     return files
 
 
@@ -307,14 +287,7 @@ def refuse_shared(train: Iterable[str], test: Iterable[str]) -> None:
     """
     tests = {identity: file for file in test if (identity := _identity(file))}
     pairs = [(tests[i], file) for file in train if (i := _identity(file)) in tests]
-    # Some file systems give several files one number.
-    pairs = [
-        (file, other)
-        for file, other in pairs
-        if file != other
-        and (os.path.realpath(file) == os.path.realpath(other) or _has_links(file))
-    ]
-    if pairs:
+    if pairs := [(file, other) for file, other in pairs if _are_one(file, other)]:
         file, other = pairs[0]
         refuse_file(
             file,
@@ -325,8 +298,10 @@ def refuse_shared(train: Iterable[str], test: Iterable[str]) -> None:
         )
 
 
-def _has_links(file: str) -> bool:
-    return os.stat(file).st_nlink > 1
+def _are_one(file: str, other: str) -> bool:
+    """Return whether two files of one number, which some systems repeat, are one."""
+    linked = os.path.realpath(file) == os.path.realpath(other)
+    return file != other and (linked or os.stat(file).st_nlink > 1)
 
 
 def _identity(file: str) -> tuple[int, int] | None:
@@ -344,30 +319,22 @@ def _held_out(name: str) -> bool:
 
 def _split(
     path: Path, classes: dict[str, list[str]], grouped: bool
-) -> dict[str, tuple[list[str], list[str]]]:
+) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Return the training and the test images of each class."""
     what = "persons" if grouped else "images"
-    parts = {}
+    remedy = f"add {what}, or make train and test folders"
+    train, test = {}, {}
     for name, files in classes.items():
-        tested = {
-            file
-            for file in files
-            if _held_out(file.partition("/")[0] if grouped else file)
-        }
-        parts[name] = sorted({*files} - tested), sorted(tested)
-        if not parts[name][0]:
-            refuse_file(
-                path / name,
-                f"is a class of too few {what}: their names send all of them to the "
-                "test set",
-                f"add {what}, or make train and test folders",
-            )
-    if not any(test for _, test in parts.values()):
-        refuse_file(
-            path,
-            f"has too few {what}: their names send none of them to the test set",
-            f"add {what}, or make train and test folders",
-        )
-    return parts
+        # Of a person's image, PERSON/IMAGE, the person's name decides.
+        tested = {file for file in files if _held_out(file.partition("/")[0])}
+        train[name], test[name] = sorted({*files} - tested), sorted(tested)
+        if not train[name]:
+            rule = f"is a class of too few {what}: their names send all of them to the "
+            refuse_file(path / name, f"{rule}test set", remedy)
+    if not any(test.values()):
+        rule = f"has too few {what}: their names send none of them to the test set"
+        refuse_file(path, rule, remedy)
+    return train, test
 
 
 def _listing(root: Path, classes: Iterable[tuple[str, Sequence[str]]]) -> Listing:
