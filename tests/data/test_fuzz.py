@@ -150,7 +150,7 @@ def test_parquet(tmp_path):
     def read():
         source = TableSource([file], SHAPE)
         number_labels([source], ("a", "b", "c"))
-        return into_memory([source], lambda more: None)[0]
+        return into_memory([source])[0]
 
     fuzz(file, read, 500)
 

@@ -166,7 +166,7 @@ def test_no_reader_writes_a_copy(tmp_path, name, own_cache):
     source = made(name, tmp_path)
     before = sorted(tmp_path.rglob("*"))
     gather(source, np.arange(small.COUNT))
-    into_memory([source], lambda more: None)
+    into_memory([source])
     assert sorted(tmp_path.rglob("*")) == before
     assert not list(own_cache.rglob("*"))
 
@@ -186,11 +186,11 @@ def test_into_memory(tmp_path, name, monkeypatch, seconds):
 
     monkeypatch.setattr(streamed.concurrent.futures, "ThreadPoolExecutor", counted)
     done = []
-    (source,) = into_memory([made(name, tmp_path)], done.append)
+    (source,) = into_memory([made(name, tmp_path)], lambda *call: done.append(call))
     assert isinstance(source, ArraySource)
     np.testing.assert_array_equal(source.tree["image"], IMAGES)
     np.testing.assert_array_equal(source.tree["label"], LABELS)
-    assert done == [3, 3, 3, 1]
+    assert done == [(3, 10), (6, 10), (9, 10), (10, 10)]
     assert workers == [1 if seconds < 1e-3 else None]
 
 

@@ -22,11 +22,10 @@ from tanager.data.streamed import Progress, digest, into_memory
 
 def check_constants(channels: int, mean: Sequence[float], std: Sequence[float]) -> None:
     """Refuse a mean or deviation without one number, or one positive, per channel."""
+    rule = f"must have {channels} numbers, one per channel"
     for name, numbers in (("mean", mean), ("std", std)):
         if len(numbers) != channels:
-            validate.refuse(
-                name, tuple(numbers), f"must have {channels} numbers, one per channel"
-            )
+            validate.refuse(name, tuple(numbers), rule)
     for deviation in std:
         validate.positive(std=deviation)
 
@@ -168,11 +167,11 @@ def load(
     validate.one_of(DATASETS, name=name)
     validate.whole(validation_examples=validation_examples, at_least=0)
     shape = None if image_size is None else _shape_of(image_size)
-    unused = {"image_size": image_size if name not in RESIZED else None}
-    if name == "digits":
-        unused |= {"path": path, "stream": stream, "groups": groups}
-    if name == "features":
+    unused: dict[str, Any] = {} if name in RESIZED else {"image_size": image_size}
+    if name in ("digits", "features"):
         unused |= {"path": path, "stream": stream}
+    if name == "digits":
+        unused["groups"] = groups
     for argument, value in unused.items():
         if value:
             shown = value if isinstance(value, int) else str(value)
@@ -187,13 +186,8 @@ def load(
         dataset = _digits()
     else:
         layout = path if isinstance(path, Layout) else Layout(path or "")
-        wanted = FILES[name][0].over(
-            layout=layout,
-            stream=stream,
-            tested=tested,
-            groups=groups,
-            progress=progress,
-        )
+        given: Any = {"stream": stream, "groups": groups, "progress": progress}
+        wanted = FILES[name][0].over(layout=layout, tested=tested, **given)
         if features_from is not None and wanted.shape is None:
             shape = 1, 1, 3
         if shape is not None:
@@ -248,11 +242,9 @@ def _existing(name: str, layout: Layout) -> Path:
     if not path:
         validate.refuse("path", None, f"is needed for {name}", f"a folder of {inside}")
     for argument in ("labels", "labels_from_name", "multi_label"):
-        if getattr(layout, argument) and name != "folder":
+        if (value := getattr(layout, argument)) and name != "folder":
             rule = f"does not apply to {name}"
-            validate.refuse(
-                argument, str(getattr(layout, argument)), rule, "leave it out"
-            )
+            validate.refuse(argument, str(value), rule, "leave it out")
     folder = Path(path).expanduser()
     alone = name == "folder" and folder.suffix == ".npz" and folder.is_file()
     if not (folder.is_dir() or alone):
@@ -322,14 +314,6 @@ def _found(name: str, wanted: Wanted, decoded: bool) -> Dataset:
         mean = std = (0.5,) * train.shape[-1]
     # Held-out examples take the place of a test split that is not read.
     images = [train, test] if wanted.tested and test is not None else [train]
-    total, done = sum(map(len, images)), 0
-
-    def report(more: int) -> None:
-        nonlocal done
-        done += more
-        if wanted.progress is not None:
-            wanted.progress(done, total)
-
     if wanted.own and len(classes) < 2:
         refuse_one_class(wanted.layout)
     there = train.labels
@@ -340,20 +324,15 @@ def _found(name: str, wanted: Wanted, decoded: bool) -> Dataset:
         if not wanted.own:
             validate.refuse("class", classes[label], rule, "add some")
         wanted.record.notes.append(f"class {classes[label]} has no training example")
-    owners, tested = train.owners, None
-    if wanted.tested and test is not None:
-        tested = test.owners
-    if owners is not None and tested is not None and np.isin(tested, owners).any():
-        validate.refuse(
-            "groups",
-            wanted.groups,
-            "names persons with images in both train and test, but test images are not "
-            "protected",
-            "move all images of a person to one of the two",
-        )
+    persons = [each.owners for each in images if each.owners is not None]
+    if len(persons) == 2 and np.isin(persons[1], persons[0]).any():
+        rule = "names persons with images in both train and test, but test images are "
+        remedy = "move all images of a person to one of the two"
+        validate.refuse("groups", wanted.groups, f"{rule}not protected", remedy)
+    owners = train.owners
     origin = copy.copy(train)._files  # a copy has no file in memory
-    if decoded and not wanted.streams(total, train.shape):
-        images = into_memory(images, report)
+    if decoded and not wanted.streams(sum(map(len, images)), train.shape):
+        images = into_memory(images, wanted.progress)
     dataset = Dataset(
         *(name, images[0], images[-1], classes, train.shape, mean, std, owners, origin),
         wanted.record.to_json(),
@@ -380,9 +359,8 @@ def _with_classes(dataset: Dataset, names: tuple[str, ...]) -> Dataset:
     for name in names:
         validate.one_of(dataset.classes, classes=name)
     if len(set(names)) < max(2, len(names)):
-        validate.refuse(
-            "classes", names, "must be two or more, each of them once", "or left out"
-        )
+        rule = "must be two or more, each of them once"
+        validate.refuse("classes", names, rule, "or left out")
     columns = [dataset.classes.index(name) for name in names]
     numbers = np.full(len(dataset.classes), -1, np.int32)
     numbers[columns] = np.arange(len(names))

@@ -12,13 +12,7 @@ import numpy as np
 
 from tanager import _validate as validate
 from tanager._reading import UnreadableFile, reading, refuse_file
-from tanager.data.folder import (
-    TESTS,
-    TRAINS,
-    FolderSource,
-    has_classes,
-    list_files,
-)
+from tanager.data.folder import TESTS, TRAINS, FolderSource, has_classes, list_files
 from tanager.data.label_sets import USUAL, read_labels
 from tanager.data.labels import MISSING, RENAME
 from tanager.data.layout import (
@@ -39,7 +33,6 @@ LABEL_NAMES = ("label", "labels", "class", "target", "category", "diagnosis")
 """Names that a column usually has, in lower or upper case."""
 _HALVES = (*TRAINS, *TESTS)
 _LARGEST = 1 << 30  # bytes of a CSV file
-_OR_RENAME = f"; {RENAME}"
 _BEGINNING = re.compile(r"[^\d_.(-]+")
 
 
@@ -54,11 +47,8 @@ def from_names(folder: Path, groups: str | None, record: Record) -> list[FolderS
     for file in files:
         found = _BEGINNING.match(os.path.basename(file))
         if found is None or not found[0].strip():
-            refuse_file(
-                folder / file,
-                "has a name that begins with no class",
-                "names must begin with the class, as in cat_01.png",
-            )
+            remedy = "names must begin with the class, as in cat_01.png"
+            refuse_file(folder / file, "has a name that begins with no class", remedy)
         values.append(found[0].strip())
     owners, splits = _folders(folder, files, groups), _split_folders(folder, files)
     return _sources(folder, files, np.array(values), owners, splits, record)
@@ -84,46 +74,25 @@ def from_table(
         rule = f"must be 'folder' or a column of {file.name}"
         validate.refuse("groups", groups, rule, _near(groups, names))
     split = next((n for n, name in enumerate(names) if name.lower() == "split"), None)
-    used = {image, owner, split}
+    others = [n for n in range(len(names)) if n not in (image, owner, split)]
     label = None
     if not layout.multi_label:
-        label = _label_column(file, names, used, layout.label_column)
-    chosen: dict[str, int] = {}
-    for number, row in rows.items():
-        found = _image_of(known, row[image])
-        if not found:
-            what = "no image" if found is None else "several images"
-            rule = f"row {number} names {what}"
-            remedy = f"give its path, relative to {folder}: {described(folder)}"
-            refuse_file(file, rule, remedy, "labels")
-        if found in chosen:
-            rule = f"row {number} names the image of row {chosen[found]}"
-            refuse_file(file, rule, "leave only one of them there", "labels")
-        for column in (label, owner):
-            if column is not None and row[column].lower() in ("", *MISSING):
-                shown = row[column] or "nothing"
-                rule = f"row {number} has {shown} in column {column + 1}"
-                remedy = "fill it in, or leave out the row" + _OR_RENAME * bool(
-                    row[column]
-                )
-                refuse_file(file, rule, remedy, "labels")
-        chosen[found] = number
-    if without := len(files) - len(chosen):
-        record.notes.append(
-            f"not read: {counted(without, 'image')} without a row in {file.name}"
-        )
-    order = sorted(chosen)
-    lines = [rows[chosen[each]] for each in order]
+        label = _label_column(file, names, others, layout.label_column)
+    filled = [column for column in (label, owner) if column is not None]
+    row_of = _row_of_image(folder, file, rows, image, known, filled)
+    if without := len(files) - len(row_of):
+        images = counted(without, "image")
+        record.notes.append(f"not read: {images} without a row in {file.name}")
+    order = sorted(row_of)
+    lines = [rows[row_of[each]] for each in order]
     owners = _folders(folder, order, groups)
     if owner is not None:
         owners = np.array([line[owner] for line in lines])
     classes: tuple[str, ...] = ()
     if label is None:
-        others = [n for n in range(len(names)) if n not in used]
         column = _names_column(file, names, others, layout.label_column)
-        classes, values = read_labels(
-            file, names, lines, others, column, layout, record
-        )
+        given = names, lines, others, column, layout, record
+        classes, values = read_labels(file, *given)
     else:
         values = np.array([line[label] for line in lines])
     if split is None:
@@ -141,6 +110,35 @@ def from_table(
     return sources
 
 
+def _row_of_image(
+    folder: Path,
+    file: Path,
+    rows: Mapping[int, Sequence[str]],
+    image: int,
+    known: Mapping[str, str],
+    filled: Sequence[int],
+) -> dict[str, int]:
+    """Return the number of the row of each image; refuse a gap in columns `filled`."""
+    numbers: dict[str, int] = {}
+    for number, row in rows.items():
+        found = _image_of(known, row[image])
+        if not found:
+            what = "no image" if found is None else "several images"
+            remedy = f"give its path, relative to {folder}: {described(folder)}"
+            refuse_file(file, f"row {number} names {what}", remedy, "labels")
+        if found in numbers:
+            rule = f"row {number} names the image of row {numbers[found]}"
+            refuse_file(file, rule, "leave only one of them there", "labels")
+        for column in filled:
+            if (cell := row[column]).lower() in ("", *MISSING):
+                rule = f"row {number} has {cell or 'nothing'} in column {column + 1}"
+                remedy = "fill it in, or leave out the row"
+                remedy += f"; {RENAME}" if cell else ""
+                refuse_file(file, rule, remedy, "labels")
+        numbers[found] = number
+    return numbers
+
+
 def _split_folders(folder: Path, files: Sequence[str]) -> list[str]:
     """Return whether images are in train or test folders; [] where they are not split.
 
@@ -151,11 +149,9 @@ def _split_folders(folder: Path, files: Sequence[str]) -> list[str]:
     if not all(found & {*half} for half in (TRAINS, TESTS)):
         return []
     if "" in found:
-        refuse_file(
-            folder / files[halves.index("")],
-            "is in no train or test folder, and other images are in both",
-            "move it into one of them, or move it elsewhere",
-        )
+        rule = "is in no train or test folder, and other images are in both"
+        remedy = "move it into one of them, or move it elsewhere"
+        refuse_file(folder / files[halves.index("")], rule, remedy)
     return halves
 
 
@@ -174,11 +170,9 @@ def _sources(
             next(name for name in names if name in splits) for names in (TRAINS, TESTS)
         )
         for name in sorted({*splits} - {train, test}):
-            count = counted(splits.count(name), "image")
+            unread = f"{counted(splits.count(name), 'image')} of split {name}"
             instead = train if name in TRAINS else test
-            record.notes.append(
-                f"not read: {count} of split {name}, because {instead} is"
-            )
+            record.notes.append(f"not read: {unread}, because {instead} is")
         parts = [
             [n for n, name in enumerate(splits) if name == half]
             for half in (train, test)
@@ -239,13 +233,10 @@ def _has_labels(folder: Path, file: Path, layout: Layout) -> bool:
     usual = {*LABEL_NAMES}.intersection(name.lower() for name in names)
     if usual or layout.label_column or len({*places}) == 1 or len(names) == 2:
         return True
-    return refuse_file(
-        file,
-        f"names images in {len({*places})} folders, and may hold their labels",
-        f"{_shown(names)}: give --labels {file.name} --label-column NAME; or, if each "
-        "folder is one class, move this file elsewhere",
-        "labels",
-    )
+    rule = f"names images in {len({*places})} folders, and may hold their labels"
+    remedy = f"{_shown(names)}: give --labels {file.name} --label-column NAME; or, if "
+    remedy += "each folder is one class, move this file elsewhere"
+    return refuse_file(file, rule, remedy, "labels")
 
 
 def _count(images: Sequence[str | None]) -> int:
@@ -282,12 +273,10 @@ def _folders(
             rule = "has images that are not in a folder of their owner"
             refuse_file(folder, rule, "with --groups folder, make one folder a person")
         if len(part) > 1:
-            refuse_file(
-                folder / file,
-                "is too deep: with --groups folder, a person's images are right in one "
-                "folder, beside those of the others",
-                "move it up, or name the owners in a column (--groups COLUMN)",
-            )
+            rule = "is too deep: with --groups folder, a person's images are right in "
+            rule += "one folder, beside those of the others"
+            remedy = "move it up, or name the owners in a column (--groups COLUMN)"
+            refuse_file(folder / file, rule, remedy)
     return np.array([part[0] for part in parts])
 
 
@@ -376,20 +365,17 @@ def _image_column(
     given: str | None,
 ) -> int:
     if given is None:
-        share = [
-            sum(bool(_image_of(known, row[n])) for row in rows)
-            for n in range(len(names))
-        ]
-        best = [n for n, count in enumerate(share) if count == max(share)]
-        if max(share) and len(best) == 1:
-            return best[0]
+        columns = zip(*rows, strict=True)
+        counts = [_count([_image_of(known, cell) for cell in each]) for each in columns]
+        most = max(counts)
+        if most and counts.count(most) == 1:
+            return counts.index(most)
     return _named(file, names, range(len(names)), "image", given, IMAGE_NAMES)
 
 
 def _label_column(
-    file: Path, names: Sequence[str], used: set[int | None], given: str | None
+    file: Path, names: Sequence[str], others: Sequence[int], given: str | None
 ) -> int:
-    others = [n for n in range(len(names)) if n not in used]
     if given is None and len(others) == 1:
         return others[0]
     return _named(file, names, others, "label", given, LABEL_NAMES)

@@ -92,11 +92,8 @@ class ArraySource:
                 remedy = "fill it with a value of your choice: array.filled(0)"
                 validate.refuse_type(name, leaf, "must have no mask", remedy)
             if _has_nulls(leaf):
-                rule, remedy = (
-                    "has missing values",
-                    "fill them, or leave out their rows",
-                )
-                validate.refuse_type(name, leaf, rule, remedy)
+                remedy = "fill them, or leave out their rows"
+                validate.refuse_type(name, leaf, "has missing values", remedy)
         self.tree = map_leaves(_native, tree)
         self._length = _common_length(self.tree)
         for name, leaf in _named_leaves(self.tree):
@@ -361,9 +358,8 @@ def _common_length(tree: Any) -> int:
         validate.refuse("data", tree, "has no arrays")
     for name, leaf in leaves:
         if leaf.dtype.names is not None:
-            remedy = (
-                "give its fields: {name: array[name] for name in array.dtype.names}"
-            )
+            remedy = "give its fields: {name: array[name] for name in "
+            remedy += "array.dtype.names}"
             validate.refuse(name, "structured array", "must have one dtype", remedy)
         if leaf.dtype.kind in _REFUSED_KINDS:
             remedy = "give rows of one shape and one numeric dtype; number texts with "

@@ -4,6 +4,7 @@ import abc
 import concurrent.futures
 import copy
 import hashlib
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +24,6 @@ from tanager.data.source import (
 )
 
 
-Report = Callable[[int], None]
 Progress = Callable[[int, int], None]
 _ENDS = 1 << 16  # bytes of a file's beginning and end that identify it
 _NAMED = 5  # files that cannot be opened, beside the first
@@ -180,11 +180,12 @@ def _refuse_all(broken: Sequence[tuple[str, UnreadableFile]]) -> None:
     raise UnreadableImages(f"{first}{more}") from first
 
 
-def into_memory(sources: Sequence[StreamedImages], report: Report) -> list[ArraySource]:
+def into_memory(
+    sources: Sequence[StreamedImages], progress: Progress | None = None
+) -> list[ArraySource]:
     """Decode all of some sources, in a pool of threads; in one where images are small.
 
-    The first images are timed. `report` is called in this thread, with the number of
-    images since the last call.
+    The first images are timed. This thread calls `progress` with (decoded, all).
     """
     images = [np.empty((len(each), *each.shape), np.uint8) for each in sources]
     broken: dict[tuple[int, int], tuple[str, UnreadableFile]] = {}
@@ -205,11 +206,13 @@ def into_memory(sources: Sequence[StreamedImages], report: Report) -> list[Array
         for start in range(0, len(source), _PART)
     ]
     began = time.perf_counter()
-    report(done := decode_part(*first))
+    done, total = decode_part(*first), sum(map(len, sources))
     small = time.perf_counter() - began < _SMALL * done
     with concurrent.futures.ThreadPoolExecutor(1 if small else None) as pool:
-        for done in pool.map(decode_part, *zip(*others, strict=True)):
-            report(done)
+        parts = pool.map(decode_part, *zip(*others, strict=True))
+        for count in itertools.accumulate(parts, initial=done):
+            if progress is not None:
+                progress(count, total)
     _refuse_all([broken[place] for place in sorted(broken)])
     return [
         ArraySource({"image": decoded, "label": np.array(source.labels)})
