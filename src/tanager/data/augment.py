@@ -224,12 +224,10 @@ class CropFlip(Augmentation):
         """See `Augmentation.check`."""
         super().check(image_shape)
         if self.crop_padding >= min(image_shape[:2]):
-            validate.refuse(
-                "crop_padding",
-                self.crop_padding,
-                f"must be smaller than the image, {image_shape[0]} × {image_shape[1]}",
-                "a mirror shows each pixel once",
-            )
+            height, width, _ = image_shape
+            rule = f"must be smaller than the image, {height} × {width}"
+            remedy = "a mirror shows each pixel once"
+            validate.refuse("crop_padding", self.crop_padding, rule, remedy)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -364,9 +362,8 @@ class SimCLR(RandomResizedCrop):
         super().check(image_shape)
         self._check_colours(image_shape)
         if self.blur_size // 2 >= min(image_shape[:2]):
-            validate.refuse(
-                "blur_size", self.blur_size, "must be less than twice the image's size"
-            )
+            rule = "must be less than twice the image's size"
+            validate.refuse("blur_size", self.blur_size, rule)
 
 
 KINDS: dict[str, type[Augmentation]] = {

@@ -204,19 +204,13 @@ def _features(file: Path, arrays: Labels, split: str) -> np.ndarray:
         rule = f"has {name} as {found.dtype}{list(found.shape)}"
         refuse(file, rule, "they must be numbers[examples, features]")
     if found.shape[1:] != width:
-        refuse(
-            file,
-            f"has {found.shape[1]} features in {name} and {width[0]} in train_features",
-            "make both with the same program",
-        )
+        rule = f"has {found.shape[1]} features in {name} and {width[0]} in "
+        refuse(file, f"{rule}train_features", "make both with the same program")
     with np.errstate(over="ignore"):
         found = found.astype(np.float32, copy=False)
     if fault := _fault(found):
-        refuse(
-            file,
-            f"{name} has {fault}",
-            "mend the program that made them, or leave those examples out",
-        )
+        remedy = "mend the program that made them, or leave those examples out"
+        refuse(file, f"{name} has {fault}", remedy)
     return found
 
 

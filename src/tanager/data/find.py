@@ -148,42 +148,47 @@ def find_images(name: str, path: Path, wanted: Wanted) -> Found:
     layout = wanted.layout
     if layout.labels is not None or layout.labels_from_name or layout.multi_label:
         layouts = {"labelled files": _labelled}
-    for folder in folders:
-        for kind, read in layouts.items():
-            # The classes are in the folder that holds everything, not above it.
-            if wanted.own and read is _class_folders and folder != folders[-1]:
-                continue
-            if found := read(folder, wanted):
-                wanted.record.layout = kind
-                if wanted.own and wanted.tested and found.test is not None:
-                    refuse_shared(_files(found.train), _files(found.test))
-                if wanted.own and read in (_labelled, _class_folders):
-                    for above in folders[: folders.index(folder)]:
-                        for other in looked(above)[1]:
-                            wanted.record.skip(other)
-                elif wanted.own and folder != path:
-                    own = {
-                        place / name
-                        for place, *both in walked(folder)
-                        for name in itertools.chain(*both)
-                    }
-                    note_unread(folder.parent, own, wanted.record)
-                return found
+    for folder, (kind, read) in itertools.product(folders, layouts.items()):
+        # The classes are in the folder that holds everything, not above it.
+        if wanted.own and read is _class_folders and folder != folders[-1]:
+            continue
+        if found := read(folder, wanted):
+            wanted.record.layout = kind
+            if wanted.own:
+                _look_beside(found, folders[: folders.index(folder) + 1], wanted)
+            return found
     if layout.multi_label:
         rule = f"has no one CSV file of labels: {described(path)}"
         refuse_file(path, rule, "with --multi-label, name it with --labels FILE")
     if wanted.own and looked(path)[0]:
-        refuse_file(
-            path,
-            f"has images, but no class folders: {described(path)}",
-            "make one folder for each class, or give --labels FILE (a CSV file) or "
-            "--labels-from-name, if names begin with the class, as in cat_01.png",
+        rule = f"has images, but no class folders: {described(path)}"
+        remedy = "make one folder for each class, or give --labels FILE (a CSV file) "
+        remedy += (
+            "or --labels-from-name, if names begin with the class, as in cat_01.png"
         )
+        refuse_file(path, rule, remedy)
     if wanted.own:
         refuse_file(path, f"has no layout that is read: {described(path)}", OWN)
     return refuse_file(
         path, f"has no files of {name}, nor has a folder in it", f"looked for {WANTED}"
     )
+
+
+def _look_beside(found: Found, folders: Sequence[Path], wanted: Wanted) -> None:
+    """Refuse test images that are training images; note what lies around the last."""
+    *above, folder = folders
+    if wanted.tested and found.test is not None:
+        refuse_shared(_files(found.train), _files(found.test))
+    if isinstance(found.train, FolderSource):
+        for other in itertools.chain(*(looked(each)[1] for each in above)):
+            wanted.record.skip(other)
+    elif above:
+        own = {
+            place / name
+            for place, images, others in walked(folder)
+            for name in images + others
+        }
+        note_unread(folder.parent, own, wanted.record)
 
 
 def _files(source: StreamedImages) -> Iterable[str]:
@@ -201,12 +206,10 @@ def _parquet(folder: Path, wanted: Wanted) -> Found | None:
     rows, size = sum(map(parquet_rows, files)), sum(f.stat().st_size for f in files)
     large = wanted.stream is None and size > LARGEST_IN_MEMORY
     if large or wanted.streams(rows, wanted.shape or (1, 1, 3)):
-        refuse_file(
-            folder,
-            f"has {rows:,} images in parquet files, which cannot be read one by one",
-            "convert the files to Arrow as docs/scale.md shows, or take all images "
-            "into memory with stream=False (--stream False)",
-        )
+        rule = f"has {rows:,} images in parquet files, which cannot be read one by one"
+        remedy = "convert the files to Arrow as docs/scale.md shows, or take all "
+        remedy += "images into memory with stream=False (--stream False)"
+        refuse_file(folder, rule, remedy)
     return _tables(folder, wanted, splits)
 
 
@@ -246,11 +249,9 @@ def _splits(folder: Path, wanted: Wanted, ending: str) -> list[list[Path]]:
         return [train, test]
     if wanted.own or not (wanted.tested and train):
         return [train] if train else []
-    return refuse_file(
-        folder,
-        f"has {train[0].name}, but no {ending} file to test on",
-        f"looked for {' or '.join(f'{name}-*' for name in wanted.tests)}",
-    )
+    looked_for = " or ".join(f"{name}-*" for name in wanted.tests)
+    rule = f"has {train[0].name}, but no {ending} file to test on"
+    return refuse_file(folder, rule, f"looked for {looked_for}")
 
 
 def _first_shards(folder: Path, names: Sequence[str], ending: str) -> list[Path]:
@@ -285,11 +286,9 @@ def _arrays(
         validate.refuse("groups", wanted.groups, rule, remedy)
     names = [n for n in wanted.tests if f"{n}_images" in arrays]
     if wanted.tested and not names and not wanted.own:
-        refuse_file(
-            place,
-            f"has {form.format('train_images')}, but no images to test on",
-            "add " + " or ".join(form.format(f"{n}_images") for n in wanted.tests),
-        )
+        rule = f"has {form.format('train_images')}, but no images to test on"
+        missing = [form.format(f"{name}_images") for name in wanted.tests]
+        refuse_file(place, rule, f"add {' or '.join(missing)}")
     sources = []
     for name in ("train", *names[: wanted.tested]):
         pair = [f"{name}_{kind}" for kind in ("images", "labels")]
@@ -349,11 +348,9 @@ def _class_folders(folder: Path, wanted: Wanted) -> Found | None:
         wanted.record.notes.clear()  # ImageNet's test images have no classes.
     exact = bool(wanted.classes)
     if exact and (odd := sorted({*train.classes} ^ {*wanted.classes})):
-        refuse_file(
-            folder / "train",
-            f"has class {odd[0]!r} too many or too few",
-            f"name the folders {', '.join(wanted.classes)}",
-        )
+        rule = f"has class {odd[0]!r} too many or too few"
+        remedy = f"name the folders {', '.join(wanted.classes)}"
+        refuse_file(folder / "train", rule, remedy)
     shape = wanted.shape or (1, 1, 3)
     halves = [train] if alone else [train, test]
     sources = [FolderSource(half, shape, exact) for half in halves]
@@ -414,10 +411,8 @@ def _note_alike(
     differ = "differ only in upper and lower case, or in how letters are encoded"
     if close := alike(classes):
         names = ", ".join(map(clean, close))
-        note = (
-            f"classes {differ}: {names:.300}; write them the same way if they are one"
-        )
-        wanted.record.notes.append(note)
+        note = f"classes {differ}: {names:.300}"
+        wanted.record.notes.append(f"{note}; write them the same way if they are one")
     owners = [each.owners for each in sources if each.owners is not None]
     if owners and (close := alike([*map(str, np.unique(np.concatenate(owners)))])):
         wanted.record.notes.append(

@@ -116,11 +116,8 @@ def _check(file: Path, header: _npy.Header) -> None:
     if header.dtype != np.uint8 or len(shape) not in (3, 4):
         refuse_file(file, found, "they must be uint8[N, H, W, C] or uint8[N, H, W]")
     if header.by_columns:
-        refuse_file(
-            file,
-            "has images in Fortran order",
-            "save them with numpy.save(file, numpy.ascontiguousarray(images))",
-        )
+        remedy = "save them with numpy.save(file, numpy.ascontiguousarray(images))"
+        refuse_file(file, "has images in Fortran order", remedy)
     if not header.nbytes:
         refuse_file(file, "has no images", AGAIN)
 

@@ -85,28 +85,17 @@ def note_unread(folder: Path, used: Collection[Path], record: Record) -> None:
 def _one_set(
     folder: Path, split: str, files: Sequence[Path], key: Callable[[Path], str]
 ) -> list[Path]:
-    found: dict[str, list[Path]] = {}
-    for file in files:
-        found.setdefault(key(file), []).append(file)
-    sets = [*found.values()]
+    others = [file for file in files if key(file) != key(files[0])]
     numbers = [match for file in files if (match := _NUMBERS.search(file.name))]
-    if len(sets) > 1 or len({match[1] for match in numbers}) < len(numbers):
-        second = sets[1][0] if len(sets) > 1 else files[1]
-        refuse_file(
-            folder,
-            f"has more than one set of {split} files, such as {files[0].name} and "
-            f"{second.name}",
-            "move all but one of them elsewhere",
-        )
+    if others or len({match[1] for match in numbers}) < len(numbers):
+        first, second = files[0].name, (others or files[1:])[0].name
+        rule = f"has more than one set of {split} files, such as {first} and {second}"
+        refuse_file(folder, rule, "move all but one of them elsewhere")
     if numbers:
         parts = int(numbers[0][2])
         if [int(match[1]) for match in numbers] != list(range(parts)):
-            refuse_file(
-                folder,
-                f"has {len(numbers)} of the {parts} parts of "
-                f"{split}-*{files[0].suffix}",
-                "get the missing parts",
-            )
+            found = f"has {len(numbers)} of the {parts} parts of {split}-*"
+            refuse_file(folder, found + files[0].suffix, "get the missing parts")
     return list(files)
 
 

@@ -10,7 +10,7 @@ still encoded, because reading one of their images costs a whole row group.
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -202,12 +202,9 @@ def _column(
     fitting = [field.name for field in schema if fits(field.type)]
     if len(usual) > 1 and len(fitting) == 1:
         return fitting[0]
-    return refuse_file(
-        file,
-        f"has no column {' or '.join(map(repr, usual))}",
-        f"{_columns_of(schema, *usual)}; name that of {what}s with "
-        f"{what}_column (--{what}-column)",
-    )
+    rule = f"has no column {' or '.join(map(repr, usual))}"
+    remedy = f"name that of {what}s with {what}_column (--{what}-column)"
+    return refuse_file(file, rule, f"{_columns_of(schema, *usual)}; {remedy}")
 
 
 def _columns_of(schema: Any, *given: str) -> str:
@@ -242,26 +239,25 @@ def is_one_of(kind: Any, *names: str) -> bool:
 
 def _encoded(file: Path, table: Any) -> Any:
     """Return the column of the images' bytes; a row without an image is null."""
-    name, column = table.column_names[0], table.column(0)
+    column = table.column(0)
     if not _is_encoded(column.type):
-        refuse_file(
-            file,
-            f"column {name!r} holds {column.type!s:.100}",
-            "it must hold encoded images, as {bytes, path} or as binary",
-        )
+        remedy = "it must hold encoded images, as {bytes, path} or as binary"
+        _refuse_type(file, table, 0, remedy)
     if is_one_of(column.type, "struct"):
         column = column.flatten()[column.type.get_field_index("bytes")]
     return column
 
 
+def _refuse_type(file: Path, table: Any, number: int, remedy: str) -> NoReturn:
+    name, kind = table.column_names[number], table.column(number).type
+    refuse_file(file, f"column {name!r} holds {kind!s:.100}", remedy)
+
+
 def _label_values(file: Path, table: Any) -> np.ndarray:
     name, column = table.column_names[1], table.column(1)
     if not _is_label(column.type):
-        refuse_file(
-            file,
-            f"column {name!r} holds {column.type!s:.100}",
-            "labels must be whole numbers, text, true or false, or categories",
-        )
+        remedy = "labels must be whole numbers, text, true or false, or categories"
+        _refuse_type(file, table, 1, remedy)
     column.validate(full=True)
     if column.null_count:
         row = column.is_null().to_pylist().index(True)
@@ -283,19 +279,14 @@ def _owners(file: Path, column: str) -> np.ndarray:
         return [column]
 
     with reading(file, "is not a file of a table that can be read"):
-        owners = read_columns(file, only).column(0)
-        kind = owners.type
-        if not _is_owner(kind):
-            refuse_file(
-                file,
-                f"column {column!r} holds {kind!s:.100}",
-                "owners must be whole numbers or texts, one for each image",
-            )
+        table = read_columns(file, only)
+        owners = table.column(0)
+        if not _is_owner(owners.type):
+            remedy = "owners must be whole numbers or texts, one for each image"
+            _refuse_type(file, table, 0, remedy)
         if owners.null_count:
-            row = owners.is_null().to_pylist().index(True)
-            refuse_file(
-                file, f"row {row} has no {column!r}", "name an owner of its own"
-            )
+            rule = f"row {owners.is_null().to_pylist().index(True)} has no {column!r}"
+            refuse_file(file, rule, "name an owner of its own")
         return np.array(owners.to_pylist())
 
 
