@@ -53,10 +53,7 @@ def _epsilon(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> No
         axes.plot([delta, delta], [0, bound], color=_BOUND, linewidth=1)
         label = f"{label}: {format_bound(bound)}"
         axes.plot([delta], [bound], marker, color=_BOUND, markersize=8, label=label)
-    axes.set_xscale("log")
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("δ")
-    axes.set_ylabel("ε")
+    axes.set(xscale="log", ylim=(0, None), xlabel="δ", ylabel="ε")
 
 
 def _roc(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> None:
@@ -75,10 +72,8 @@ def _roc(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> None:
         false = errors["false_positives"] / errors["outside"]
         true = 1 - errors["false_negatives"] / errors["inside"]
         axes.plot([false], [true], "o", color=_BOUND, label="threshold of the bound")
-    axes.set_xlim(-0.01, 1)
-    axes.set_ylim(0, 1.01)
-    axes.set_xlabel("false positive rate")
-    axes.set_ylabel("true positive rate")
+    axes.set(xlabel="false positive rate", ylabel="true positive rate")
+    axes.set(xlim=(-0.01, 1), ylim=(0, 1.01))
 
 
 def attacked(found: Mapping[str, Any], mechanism: Mechanism) -> tuple[Mechanism, str]:
@@ -110,5 +105,4 @@ def _scores(axes: "Axes", found: Mapping[str, Any], mechanism: Mechanism) -> Non
     threshold = found.get("threshold")
     if threshold is not None and low <= threshold <= high:
         axes.axvline(threshold, color="#333333", linestyle="--", label="threshold")
-    axes.set_xlabel("score")
-    axes.set_ylabel("density")
+    axes.set(xlabel="score", ylabel="density")

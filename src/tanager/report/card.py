@@ -46,16 +46,17 @@ def model_card(
     dataset = config.get("dataset") or "data"
     dataset = _OWN.get(dataset, dataset)
     name = f"{config.get('model') or 'a model'} on {dataset}"
-    key = "accuracy_ema" if weights == "average" else "accuracy"
+    suffix, measured_by = "", "parameters"
+    if weights == "average":
+        suffix, measured_by = "_ema", "average"
+    key = f"accuracy{suffix}"
     several = bool(config.get("multi_label"))
-    suffix = "_ema" if weights == "average" else ""
     scores = {
         name: value
         for name in HEADLINES
         if (value := result.get(f"test_{name}{suffix}")) is not None
     }
     classes = [] if several else result.get("per_class") or ()
-    measured_by = "average" if weights == "average" else "parameters"
     measures = (result.get("measures") or {}).get(measured_by)
     measured = [each for each in classes if each[key] is not None]
     of_classes = sorted(measured, key=lambda each: each[key])
@@ -120,21 +121,15 @@ def _head(
         fields["base_model"] = clean(re.split("[@:]", base.removeprefix("hf:"))[0])
     if scores:
         kind = clean(config.get("dataset") or "data")
+        data = {"type": kind, "name": clean(dataset), "split": "test"}
         fields["model-index"] = [
             {
                 "name": name,
                 "results": [
                     {
                         "task": {"type": "image-classification"},
-                        "dataset": {
-                            "type": kind,
-                            "name": clean(dataset),
-                            "split": "test",
-                        },
-                        "metrics": [
-                            {"type": name, "value": value}
-                            for name, value in scores.items()
-                        ],
+                        "dataset": data,
+                        "metrics": [{"type": k, "value": v} for k, v in scores.items()],
                     }
                 ],
             }

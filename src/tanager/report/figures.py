@@ -60,13 +60,14 @@ def drawing(
             save(figure, path)
 
 
-def number_axis(axis: "Axis") -> None:
-    """Label a logarithmic axis with plain numbers, at 1, 2 and 5 of each decade."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+def number_axis(*axes: "Axis") -> None:
+    """Label logarithmic axes with plain numbers, at 1, 2 and 5 of each decade."""
+    from matplotlib.ticker import LogLocator, NullFormatter
 
-    axis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-    axis.set_minor_formatter(NullFormatter())
+    for axis in axes:
+        axis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+        axis.set_major_formatter(lambda value, _: f"{value:,g}")
+        axis.set_minor_formatter(NullFormatter())
 
 
 def save(figure: "Figure", path: str | pathlib.Path) -> None:

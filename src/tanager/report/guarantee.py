@@ -105,16 +105,13 @@ def risk_explained(one: str = "image") -> str:
 
 def risk_rows(risk: _Fields) -> list[tuple[str, str, str]]:
     """Return what attacks reach: which attack, at most, and without the model."""
-    return [
-        ("right guesses, where half are members", _right(risk), "50 %"),
-    ] + [
-        (name, format_share(risk[key]), chance)
-        for name, key, chance in (
-            ("members recognised at 0.1 % false alarms", "tpr_at_0_1_percent", "0.1 %"),
-            ("members recognised at 1 % false alarms", "tpr_at_1_percent", "1 %"),
-            ("members recognised minus false alarms", "advantage", "0 %"),
-        )
-    ]
+    shares = (
+        ("members recognised at 0.1 % false alarms", "tpr_at_0_1_percent", "0.1 %"),
+        ("members recognised at 1 % false alarms", "tpr_at_1_percent", "1 %"),
+        ("members recognised minus false alarms", "advantage", "0 %"),
+    )
+    rows = [(name, format_share(risk[key]), chance) for name, key, chance in shares]
+    return [("right guesses, where half are members", _right(risk), "50 %"), *rows]
 
 
 def risk_as_gaussian(risk: _Fields) -> str:
@@ -287,9 +284,8 @@ accountant.compose({composed})
 
 def factor(epsilon: float) -> str:
     """Return e^ε of the printed ε, rounded up."""
-    return simulated(
-        math.exp(float(format_epsilon(epsilon))) if epsilon < 700 else None
-    )
+    most = math.exp(float(format_epsilon(epsilon))) if epsilon < 700 else None
+    return simulated(most)
 
 
 def simulated(value: float | None) -> str:

@@ -84,8 +84,7 @@ def plot_frontier(
                 ring: Any = {"markerfacecolor": "none", "markersize": 14}
                 axes.plot(*at, "o", color="black", label=label, **ring)
         axes.set(xscale="log", yscale="log")
-        number_axis(axes.xaxis)
-        number_axis(axes.yaxis)
+        number_axis(axes.xaxis, axes.yaxis)
         axes.margins(0.15, 0.1)  # room for the last label
         axes.set_xlabel("examples used, in proportion to the plan's")
         axes.set_ylabel(rf"$\varepsilon$ at $\delta$ = {plan.delta:g}")
@@ -132,8 +131,7 @@ def _draw_wall(axes: "Axes", mechanism: Mechanism, delta: float) -> None:
             color="0.35",
             fontsize=9,
         )
-    number_axis(axes.xaxis)
-    number_axis(axes.yaxis)
+    number_axis(axes.xaxis, axes.yaxis)
     axes.set_xlabel(r"noise multiplier $\sigma$")
     axes.set_ylabel(rf"$\varepsilon$ at $\delta$ = {delta:g}")
     axes.set_title(rf"The budget at constant $\eta$ = {tan.eta(mechanism):.3g}")

@@ -112,20 +112,18 @@ def _draw(
 
 
 def _dress(axes: "Axes", counts: list[int]) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    from matplotlib.ticker import LogLocator
 
     (low, high), (left, right) = axes.dataLim.intervaly, axes.dataLim.intervalx
     if right == left:
         axes.set(xlim=(left / 2, right * 2), ylim=(low / 2, high * 2))
     axes.set(xscale="log", yscale="log")
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_minor_locator(NullLocator())
+    axes.minorticks_off()
     axes.set_xticks(_apart(counts))
-    plain = FuncFormatter(lambda value, _: f"{value:,.10g}")
-    axes.xaxis.set_major_formatter(plain)
+    axes.xaxis.set_major_formatter("{x:,.10g}")
+    axes.yaxis.set_major_formatter("{x:,.10g}")
     subs = (1, 2, 5) if high / low > 8 else (1, 1.5, 2, 3, 4, 5, 6, 7, 8)
     axes.yaxis.set_major_locator(LogLocator(10, subs=subs))
-    axes.yaxis.set_major_formatter(plain)
     axes.set(xlabel="devices", ylabel="examples per second")
 
 

@@ -22,6 +22,7 @@ _ROOM = 0.15  # of an axis, for a label
 _WRAPPED = 16  # letters of a label's line
 _STYLES = ("-", "--", ":")
 _LAW, _PREDICTED, _OBTAINED = COLOURS[:3]
+_ACCURACY = "accuracy on held-out examples, %"
 
 
 def plot_law(
@@ -74,8 +75,7 @@ def plot_law(
         axes.set_xticks(every, [f"{size:g}" for size in every])
         axes.minorticks_off()
         axes.set_xlabel(r"batch size $B$, at constant $\sigma/B$ and steps")
-        axes.set_ylabel("accuracy on held-out examples, %")
-        axes.set_title(title)
+        axes.set(ylabel=_ACCURACY, title=title)
         axes.legend()
 
 
@@ -133,8 +133,7 @@ def plot_grid(
             confidence = 100 * prediction["confidence"]
             names.append(f"{predicted['examples']}\npredicted, {confidence:g} %")
         axes.set_xticks(range(len(names)), names)
-        axes.set_xlabel(_words(along))
-        axes.set_ylabel("accuracy on held-out examples, %")
+        axes.set(xlabel=_words(along), ylabel=_ACCURACY)
         axes.set_title(f"{title}\n{about if repeats > 1 else 'one run each'}")
         if any(lines):
             _explain(axes, len(lines))
@@ -158,8 +157,7 @@ def plot_curves(
                 label=", ".join(f"{_words(name)} {value}" for name, value in title),
                 **_look(number),
             )
-        axes.set_xlabel("ε spent by the run that is simulated")
-        axes.set_ylabel("accuracy on held-out examples, %")
+        axes.set(xlabel="ε spent by the run that is simulated", ylabel=_ACCURACY)
         _explain(axes, len(curves), fontsize=8)
 
 
@@ -240,7 +238,7 @@ def plot_budget(
             if shown == "accuracy":
                 also = rows[0].get("training_accuracy") is not None
                 hollow = "\n(hollow: on training examples)" * also
-                axes.set_ylabel(f"accuracy on held-out examples, %{hollow}")
+                axes.set_ylabel(_ACCURACY + hollow)
             else:
                 axes.set_yscale("log", base=2)
                 _tick(axes.yaxis, [row[shown] for row in rows])

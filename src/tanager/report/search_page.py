@@ -30,24 +30,17 @@ _TRIAL = {
     "steps": int,
     "accuracy": float,
 }
+_BEST = {"trial": int, "values": Each(object), "accuracy": float, "batch_size": int}
 _RESULT = {
     "recipe": str,
     "target": {"epsilon": float, "delta": float, "steps": int},
-    "best": {
-        "trial": int,
-        "values": Each(object),
-        "accuracy": float,
-        "batch_size": int,
-    },
+    "best": _BEST,
     "prediction": Maybe(_PREDICTION),
     "law": Maybe({"runs": [object]}),
     "bands": [object],
     "trials": [_TRIAL],
     "cost": {"trials_share": float, "winner_share": float, "seconds": float},
-    "privacy": {
-        "simulations_epsilon": Each(Maybe(float)),
-        "held_out_examples": int,
-    },
+    "privacy": {"simulations_epsilon": Each(Maybe(float)), "held_out_examples": int},
 }
 _CAPTION = "Accuracy against batch size at constant σ/B, steps and learning rate."
 _OBTAINED = {"run": str, "batch_size": int, "accuracy": float, "on": str}
