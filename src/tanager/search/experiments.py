@@ -215,12 +215,9 @@ def at_the_edge(
     said = []
     for name, value in best["title"].items():
         tried = sorted({row["title"][name] for row in rows if name in row["title"]})
-        if (
-            len(tried) > 1
-            and not isinstance(value, str)
-            and value in tried[:: len(tried) - 1]
-        ):
-            which = "least" if value == tried[0] else "largest"
+        least, most = tried[0], tried[-1]
+        if least != most and not isinstance(value, str) and value in (least, most):
+            which = "least" if value == least else "largest"
             said.append(f"{name.replace('_', ' ')} {value:g} is the {which} tried")
     return said
 
@@ -256,10 +253,8 @@ def ablation(target: Target, space: Space, simulations: Simulations) -> list[Cel
     Raises:
         ValueError: a range is given, or a combination makes no recipe.
     """
-    cells = []
-    for title in space.points(target.recipe):
-        cells.append(simulations.cell(title, target.varied(space, title)))
-    return cells
+    points = space.points(target.recipe)
+    return [simulations.cell(point, target.varied(space, point)) for point in points]
 
 
 def curves(cells: Sequence[Cell]) -> list[dict[str, Any]]:

@@ -313,21 +313,9 @@ def training_examples(recipe: Recipe) -> int:
     return len(rest.train) + len(rest.test)
 
 
-_OF_DATA = (
-    "dataset",
-    "data",
-    *LAYOUT_FIELDS,
-    "model",
-    "weights",
-    "preprocessing",
-    "classes",
-    "validation_examples",
-    "train_examples",
-    "image_size",
-    "stream",
-    "groups",
-    "features_from",
-)
+_OF_DATA = ("dataset", "data", *LAYOUT_FIELDS, "model", "weights", "preprocessing")
+_OF_DATA += ("classes", "validation_examples", "train_examples", "image_size", "stream")
+_OF_DATA += ("groups", "features_from")
 _loaded: dict[tuple[Any, ...], Dataset] = {}
 
 

@@ -182,9 +182,8 @@ def agreed(folder: Path, settings: Settings | None) -> Settings:
     path = folder / "study.json"
     if not path.exists():
         if settings is None:
-            validate.refuse(
-                "study", str(folder), "has no study.json", "give the folder of a study"
-            )
+            remedy = "give the folder of a study"
+            validate.refuse("study", str(folder), "has no study.json", remedy)
         refuse_foreign(folder, (), "study")
         make_folder(folder, "out", 0o700)
         write_json(path, settings.to_json())

@@ -183,9 +183,8 @@ def plan_simulation(name: str, recipe: Recipe, examples: int) -> Target:
     budget = solve_budget(recipe, examples)
     mechanism = budget.mechanism
     if mechanism.noise_multiplier == 0:
-        validate.refuse(
-            "noise_multiplier", 0, "must be positive: simulations scale the noise"
-        )
+        rule = "must be positive: simulations scale the noise"
+        validate.refuse("noise_multiplier", 0, rule)
     if budget.epsilon == 0:
         name = "noise_multiplier" if recipe.epsilon is None else "epsilon"
         rule = f"spends nothing at δ = {budget.delta:g}: there is nothing to compare"

@@ -127,9 +127,8 @@ class Space:
         for name, values in self.values.items():
             validate.one_of(FIELDS, vary=name)
             if values == Choices(()):
-                validate.refuse(
-                    "vary", name, "has no values", f"give some: {name}=A,B,C"
-                )
+                remedy = f"give some: {name}=A,B,C"
+                validate.refuse("vary", name, "has no values", remedy)
 
     @classmethod
     def default(cls, recipe: Recipe) -> "Space":
@@ -232,9 +231,8 @@ class Space:
         for name in _in_order(self.values):
             values, before, points = self.values[name], points, []
             if isinstance(values, Between):
-                validate.refuse(
-                    "vary", name, "must be values, not a range", "list them"
-                )
+                rule = "must be values, not a range"
+                validate.refuse("vary", name, rule, "list them")
             for point in before:
                 applies = self._applies(name, point.get("optimizer", start.optimizer))
                 more = [{name: value} for value in values.values] if applies else [{}]

@@ -34,7 +34,6 @@ from tanager.search.settings import Settings, agreed
 if TYPE_CHECKING:
     from optuna import Study as OptunaStudy
     from optuna.pruners import BasePruner
-    from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
 
 
@@ -230,8 +229,7 @@ class Study:
         steps = recipe.steps
         assert steps is not None
         if settings.pruner == "halving":
-            every = _first_rung(settings)
-            recipe = dataclasses.replace(recipe, evaluate_every=every)
+            recipe = dataclasses.replace(recipe, evaluate_every=_first_rung(settings))
 
         def watch(line: Mapping[str, Any]) -> None:
             tell(number, {**line, "steps": steps})
@@ -257,15 +255,8 @@ class Study:
             state = "diverged" if found.diverged else "complete"
         seen = max(map(int, trial["accuracies"]), default=0)
         made = steps if state == "complete" else seen
-        result = TrialResult(
-            number,
-            trial["values"],
-            state,
-            found.accuracy,
-            made,
-            found.seconds,
-            jobs.flops(recipe, made),
-        )
+        reached = state, found.accuracy, made, found.seconds, jobs.flops(recipe, made)
+        result = TrialResult(number, trial["values"], *reached)
         write_json(folder / "done.json", result._asdict())
         return result
 
@@ -285,10 +276,10 @@ class Study:
         if settings.seed is not None:
             words = np.random.SeedSequence([settings.seed, number])
             seed = int(words.generate_state(1)[0])
+        by_model = settings.sampler == "tpe"
+        kind = optuna.samplers.TPESampler if by_model else optuna.samplers.RandomSampler
         study = optuna.create_study(
-            sampler=_sampler(settings.sampler, seed),
-            pruner=_pruner(settings),
-            direction="maximize",
+            sampler=kind(seed=seed), pruner=_pruner(settings), direction="maximize"
         )
         for path in sorted((self.folder / "trials").glob("[0-9]*/trial.json")):
             folder = path.parent
@@ -313,10 +304,7 @@ class Study:
                 value=value,
                 params=values,
                 distributions={name: space[name].distribution() for name in values},
-                intermediate_values={
-                    int(step): accuracy
-                    for step, accuracy in trial["accuracies"].items()
-                },
+                intermediate_values={int(n): v for n, v in trial["accuracies"].items()},
                 system_attrs=dict(trial["rungs"]),
             )
 
@@ -332,13 +320,6 @@ def _trial_result(folder: Path) -> TrialResult:
 
 def _read_trial(folder: Path) -> dict[str, Any]:
     return read_record(folder / "trial.json", _TRIAL, _REMEDY)
-
-
-def _sampler(name: str, seed: int | None) -> "BaseSampler":
-    from optuna import samplers
-
-    kind = samplers.TPESampler if name == "tpe" else samplers.RandomSampler
-    return kind(seed=seed)
 
 
 def _pruner(settings: Settings) -> "BasePruner":
