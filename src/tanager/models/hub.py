@@ -6,12 +6,13 @@ connection from where it stopped. A second use asks only whether there is a newe
 """
 
 import contextlib
+import functools
 import hashlib
 import os
 import re
 import threading
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tanager import _validate as validate
 from tanager.models.tensors import INDEX, SAFETENSORS, files_of
@@ -97,50 +98,32 @@ def download(name: str, file: str = SAFETENSORS, *others: str) -> Path:
     except ImportError:
         remedy = f"pip install huggingface_hub; or {by_hand}"
         validate.refuse("weights", name, "needs the package huggingface_hub", remedy)
-    refusals = {
-        errors.GatedRepoError: (
-            "is not open to everyone",
-            "ask for access, then `hf auth login`",
-        ),
-        errors.RepositoryNotFoundError: (
-            "is not on the Hub",
-            "check the spelling, and `hf auth login`",
-        ),
-        errors.RevisionNotFoundError: (
-            f"has no revision {wanted.revision}",
-            "leave out @REVISION",
-        ),
-        errors.RemoteEntryNotFoundError: (
-            f"has no file {wanted.file}",
-            "name another one after a colon; if there are only pickled weights (.bin, "
-            ".pth), download them by hand and give their path: the message then has "
-            "the command that converts them",
-        ),
-    }
-
-    cached_only = not _answers()
+    given: Any = {"revision": wanted.revision, "local_files_only": not _answers()}
 
     def first(files: list[str]) -> str:
         missing = []
         for each in files:
+            source = wanted.repository, each
             try:
-                return hf_hub_download(
-                    wanted.repository,
-                    each,
-                    revision=wanted.revision,
-                    library_name="tanager",
-                    local_files_only=cached_only,
-                )
+                return hf_hub_download(*source, library_name="tanager", **given)
             except errors.EntryNotFoundError as error:
                 missing.append(error)
         raise missing[0]
 
+    refuse = functools.partial(validate.refuse, "weights", name)
     try:
         path = first([wanted.file, *(others if wanted.file == file else ())])
-    except tuple(refusals) as error:
-        # A closed repository is also one that was not found: the first kind counts.
-        kind = next(kind for kind in refusals if isinstance(error, kind))
-        validate.refuse("weights", name, *refusals[kind])
+    except errors.GatedRepoError:  # which is a repository that was not found, too
+        refuse("is not open to everyone", "ask for access, then `hf auth login`")
+    except errors.RepositoryNotFoundError:
+        refuse("is not on the Hub", "check the spelling, and `hf auth login`")
+    except errors.RevisionNotFoundError:
+        refuse(f"has no revision {wanted.revision}", "leave out @REVISION")
+    except errors.RemoteEntryNotFoundError:
+        remedy = "name another one after a colon; if there are only pickled weights "
+        remedy += "(.bin, .pth), download them by hand and give their path: the "
+        remedy += "message then has the command that converts them"
+        refuse(f"has no file {wanted.file}", remedy)
     except errors.LocalEntryNotFoundError as error:
         raise OSError(
             f"cannot download {name}: the Hub is unreachable (or HF_HUB_OFFLINE is "

@@ -81,13 +81,10 @@ class Conv(eqx.Module):
         )
         check_padding(padding)
         if channels_in % groups or channels_out % groups:
-            validate.refuse(
-                "groups",
-                groups,
-                f"must divide the {channels_in} channels in and {channels_out} out",
-                f"use {math.gcd(channels_in, channels_out, groups)}, or change the "
-                "width",
-            )
+            rule = f"must divide the {channels_in} channels in and {channels_out} out"
+            divisor = math.gcd(channels_in, channels_out, groups)
+            remedy = f"use {divisor}, or change the width"
+            validate.refuse("groups", groups, rule, remedy)
         shape = (kernel_size, kernel_size, channels_in // groups, channels_out)
         self.weight = gaussian(key, shape)
         self.bias = jnp.zeros(channels_out, jnp.float32) if bias else None
@@ -96,14 +93,8 @@ class Conv(eqx.Module):
         self.groups = groups
 
     def __call__(self, image: Float[Array, "h w i"]) -> Float[Array, "h2 w2 o"]:
-        return convolve(
-            image,
-            self.kernel,
-            self.bias,
-            stride=self.stride,
-            padding=self.padding,
-            groups=self.groups,
-        )
+        how = {"stride": self.stride, "padding": self.padding, "groups": self.groups}
+        return convolve(image, self.kernel, self.bias, **how)
 
     @property
     def kernel(self) -> Float[Array, "kh kw i o"]:

@@ -273,9 +273,8 @@ def _require_head(model: Any) -> None:
         validate.refuse_type("model", model, "has no head", "head='load'")
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(head)):
         rule = "has a head of shapes without values"
-        validate.refuse_type(
-            "model", model, rule, "create the model, not only its shapes"
-        )
+        remedy = "create the model, not only its shapes"
+        validate.refuse_type("model", model, rule, remedy)
 
 
 def _forms(model: Any) -> dict[str, Format]:
@@ -325,14 +324,10 @@ def _recognise(
         names = sorted(found)
         more = [f"… ({len(names)} tensors)"] if len(names) > 4 else []
         rule = f"hold no tensor of this {type(model).__name__}, under the names of "
-        remedies = [
-            f"they hold {', '.join(names[:4] + more) or 'nothing'}",
-            *refusals,
-            "create the model these weights are of",
-        ]
-        validate.refuse(
-            "weights", os.fspath(source), rule + ", ".join(forms), "; ".join(remedies)
-        )
+        rule += ", ".join(forms)
+        held = f"they hold {', '.join(names[:4] + more) or 'nothing'}"
+        remedy = "; ".join([held, *refusals, "create the model these weights are of"])
+        validate.refuse("weights", os.fspath(source), rule, remedy)
     return best, best_table, forms[best], tensors, refusals
 
 
@@ -351,10 +346,9 @@ def _fit(
             lines.append(f"missing: {name}, which the other library does not have")
             continue
         tensor = table[name]
-        resizable = name == "positions"
         theirs = {part: found[part] for part in tensor.names if part in found}
         unlike = [f"missing: {part}" for part in tensor.names if part not in found]
-        unlike = unlike or _unlike(tensor, theirs, leaf, resizable)
+        unlike = unlike or _unlike(tensor, theirs, leaf, resizable=name == "positions")
         if unlike:
             lines += unlike
             continue
@@ -364,9 +358,8 @@ def _fit(
         if uncast:
             continue
         cast.update({str(each.dtype) for each in theirs.values()} - {str(leaf.dtype)})
-        array = tensor.to_ours(
-            [array.astype(leaf.dtype, copy=False) for array in theirs.values()]
-        )
+        alike = [each.astype(leaf.dtype, copy=False) for each in theirs.values()]
+        array = tensor.to_ours(alike)
         if array.shape != leaf.shape:
             try:
                 before, array = len(array), fit_positions(array, model)

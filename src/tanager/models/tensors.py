@@ -69,11 +69,9 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     with _reading(path, "cannot be read"), open(path, "rb") as file:
         start = file.read(256)
     if start.startswith(b"version https://git-lfs"):
-        _refuse(
-            path,
-            "is a Git LFS pointer, not the weights it points to",
-            "run `git lfs pull` in its repository, or download the file itself",
-        )
+        rule = "is a Git LFS pointer, not the weights it points to"
+        remedy = "run `git lfs pull` in its repository, or download the file itself"
+        _refuse(path, rule, remedy)
     if not start:
         _refuse(path, "is empty", _AGAIN)
     if start.startswith(b"PK"):
@@ -201,10 +199,7 @@ def _read_shards(index: Path) -> dict[str, np.ndarray]:
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    with (
-        _reading(path, "is cut short or damaged"),
-        zipfile.ZipFile(path) as archive,
-    ):
+    with _reading(path, "is cut short or damaged"), zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         if any(name.endswith(".pkl") for name in names):
             _refuse_pickle(path)  # torch's

@@ -45,9 +45,7 @@ def named_tensors(tree: Any) -> dict[str, Any]:
 
 
 def save(
-    tree: Any,
-    path: str | os.PathLike[str],
-    metadata: Mapping[str, str] | None = None,
+    tree: Any, path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None
 ) -> None:
     """Save every array of a pytree to a safetensors file, atomically.
 
@@ -128,8 +126,7 @@ def replace_tensors(tree: Tree, arrays: Mapping[str, np.ndarray]) -> Tree:
         if name not in arrays:
             return leaf
         array = arrays[name]
-        return (
-            array if isinstance(leaf, np.ndarray) else jnp.asarray(array, array.dtype)
-        )
+        is_numpy = isinstance(leaf, np.ndarray)
+        return array if is_numpy else jnp.asarray(array, array.dtype)
 
     return jax.tree.map(replace, tree)

@@ -52,10 +52,9 @@ _VIT_TIMM = (
     Rule("positions", "pos_embed", FIRST_AXIS),
     *norm("norm", "norm"),
     *linear("head", "head"),
-    *norm("blocks.{i}.norm1", "blocks.{i}.norm1"),
+    *norm("blocks.{i}.norm{n}", "blocks.{i}.norm{n}"),
     *linear("blocks.{i}.attention.qkv", "blocks.{i}.attn.qkv"),
     *linear("blocks.{i}.attention.projection", "blocks.{i}.attn.proj"),
-    *norm("blocks.{i}.norm2", "blocks.{i}.norm2"),
     *linear("blocks.{i}.expand", "blocks.{i}.mlp.fc1"),
     *linear("blocks.{i}.contract", "blocks.{i}.mlp.fc2"),
 )
@@ -152,10 +151,8 @@ _BIT_GOOGLE = (
 
 _BLOCK = "stages.{stage}.{place}"
 _NORMALISER_FREE_BLOCK = (
-    *conv("blocks.{b}.conv1", f"{_BLOCK}.conv1"),
-    *conv("blocks.{b}.conv2", f"{_BLOCK}.conv2"),
+    *conv("blocks.{b}.conv{n}", f"{_BLOCK}.conv{{n}}"),
     *conv("blocks.{b}.conv2b", f"{_BLOCK}.conv2b"),
-    *conv("blocks.{b}.conv3", f"{_BLOCK}.conv3"),
     *conv("blocks.{b}.shortcut", f"{_BLOCK}.downsample.conv"),
     Rule("blocks.{b}.skip_gain", f"{_BLOCK}.skipinit_gain", SAME),
 )
