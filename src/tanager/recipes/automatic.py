@@ -47,41 +47,40 @@ def resolved(recipe: Recipe) -> Recipe:
     """
     if AUTO not in (recipe.model, recipe.fine_tune, recipe.head_input):
         return recipe
-    changes: dict[str, Any] = {}
     model, weights = recipe.model, recipe.weights
-    if model == AUTO:
-        grey = weights is None and _small_and_grey(recipe)
-        if weights is None and not grey and packaged.is_installed(PRETRAINED):
-            weights = PRETRAINED
-        model = weights or (GREY if grey else OTHERS)
-        if weights is not None and weights not in packaged.PACKAGED:
+    if model == AUTO and weights is None:
+        shape = _image_shape(recipe)
+        if shape is not None and shape[2] == 1 and max(shape[:2]) <= SIDE:
+            model = GREY
+        elif packaged.is_installed(PRETRAINED):
+            model = weights = PRETRAINED
+        else:
+            model = OTHERS
+    elif model == AUTO:
+        if weights not in packaged.PACKAGED:
             rule = "must be given for weights of your own"
             validate.refuse("model", AUTO, rule, "give --model, see tanager models")
-    fixed = model.startswith(FIXED_FRONTS)
+        model = weights
+    changes: dict[str, Any] = {"model": model, "weights": weights}
+    size = recipe.image_size
     if weights is not None and weights in packaged.PACKAGED:
-        side = min(packaged.PACKAGED[weights].image_size, LARGEST_SIDE)
-        side = recipe.image_size or side
-        changes = {"image_size": side, "crop_fraction": recipe.crop_fraction or 1.0}
-    elif fixed:
-        changes = {"image_size": recipe.image_size or SIDE}
-    elif weights is None and recipe.image_size is None and recipe.crop_size is None:
+        size = size or min(packaged.PACKAGED[weights].image_size, LARGEST_SIDE)
+        changes["crop_fraction"] = recipe.crop_fraction or 1.0
+    elif model.startswith(FIXED_FRONTS):
+        size = size or SIDE
+    elif weights is None and size is None and recipe.crop_size is None:
         side, shape = models.find(model).image_side, _image_shape(recipe)
         if shape is not None and max(shape[:2]) > side:
-            changes = {"image_size": side}
+            size = side
     if recipe.fine_tune == AUTO:
         late = weights is not None or model in heads.FIXED
         changes["fine_tune"] = "last-layer" if late else "all"
-    recipe = dataclasses.replace(recipe, model=model, weights=weights, **changes)
+    recipe = dataclasses.replace(recipe, image_size=size, **changes)
     if recipe.head_input == AUTO:
         scaling = "root" if model.startswith("efficientnet-") else "norm"
         scaling = scaling if recipe.caches_features else "features"
         recipe = dataclasses.replace(recipe, head_input=scaling)
     return recipe
-
-
-def _small_and_grey(recipe: Recipe) -> bool:
-    shape = _image_shape(recipe)
-    return shape is not None and shape[2] == 1 and max(shape[:2]) <= SIDE
 
 
 def _image_shape(recipe: Recipe) -> tuple[int, int, int] | None:

@@ -101,9 +101,8 @@ def check(recipe: Any) -> None:
     for name in LAYOUT_FIELDS:
         value, usual = getattr(recipe, name), getattr(type(recipe), name)
         if value != usual and recipe.data is None:
-            validate.refuse(
-                name, value, "needs data", "give the images' folder: --data"
-            )
+            remedy = "give the images' folder: --data"
+            validate.refuse(name, value, "needs data", remedy)
     if recipe.strategy.partition(":")[2] not in ("", "low", "default"):
         rule = "must be a strategy, or one with :low after it, for less memory"
         validate.refuse("strategy", recipe.strategy, rule)
@@ -128,8 +127,7 @@ def check(recipe: Any) -> None:
             rule = f"must be a finite number for {option}"
             validate.refuse("optimizer_options", value, rule)
     validate.not_negative(
-        weight_decay=recipe.weight_decay,
-        checkpoint_seconds=recipe.checkpoint_seconds,
+        weight_decay=recipe.weight_decay, checkpoint_seconds=recipe.checkpoint_seconds
     )
     validate.ema_decay(recipe.ema_decay)
     if recipe.crop_fraction is not None:
@@ -174,23 +172,16 @@ def _check_features(recipe: Any) -> None:
                 rule = "must be left out with features_from, which has no images"
                 validate.refuse(name, value, rule)
         if recipe.model != "linear" or not recipe.caches_features:
-            validate.refuse(
-                "features_from",
-                recipe.features_from,
-                "trains a last layer alone, without augmentation",
-                "start from the recipe features (tanager train features), or give "
-                "model linear and fine_tune last-layer",
-            )
-    caches = recipe.caches
+            rule = "trains a last layer alone, without augmentation"
+            remedy = "start from the recipe features (tanager train features), or give "
+            remedy += "model linear and fine_tune last-layer"
+            validate.refuse("features_from", recipe.features_from, rule, remedy)
     later = "auto" in (recipe.model, recipe.fine_tune)
-    if recipe.features is not None and not (caches or later):
-        validate.refuse(
-            "features",
-            recipe.features,
-            "must be left out unless the last layer or stage alone is trained, or a "
-            "network on fixed features, without augmentation",
-            "give fine_tune last-layer and augmentation_multiplicity 0",
-        )
+    if recipe.features is not None and not (recipe.caches or later):
+        rule = "must be left out unless the last layer or stage alone is trained, or a "
+        rule += "network on fixed features, without augmentation"
+        remedy = "give fine_tune last-layer and augmentation_multiplicity 0"
+        validate.refuse("features", recipe.features, rule, remedy)
     views = recipe.augmentation_multiplicity or recipe.test_views
     cached = recipe.caches_features
     cached |= recipe.model == recipe.fine_tune == "auto" and not views
@@ -208,13 +199,9 @@ def _check_views(recipe: Any) -> None:
     for name in ("augmentation_multiplicity", "test_views"):
         number = getattr(recipe, name)
         if number and (same or recipe.augmentation == "none"):
-            validate.refuse(
-                name,
-                number,
-                "must be 0 without augmentation",
-                "its views would all be the same: give crop_padding or flip, or "
-                "another augmentation",
-            )
+            remedy = "its views would all be the same: give crop_padding or flip, or "
+            remedy += "another augmentation"
+            validate.refuse(name, number, "must be 0 without augmentation", remedy)
 
 
 def _check_budget(recipe: Any) -> None:
@@ -222,13 +209,11 @@ def _check_budget(recipe: Any) -> None:
         _check_no_budget(recipe)
         return
     if recipe.epsilon is not None:
-        validate.positive(
-            epsilon=recipe.epsilon, remedy="it is the privacy budget, often 1 to 8"
-        )
+        remedy = "it is the privacy budget, often 1 to 8"
+        validate.positive(epsilon=recipe.epsilon, remedy=remedy)
     if recipe.delta is not None:
-        validate.probability(
-            delta=recipe.delta, remedy="it is a probability, at most 0.1/N"
-        )
+        remedy = "it is a probability, at most 0.1/N"
+        validate.probability(delta=recipe.delta, remedy=remedy)
     if recipe.noise_multiplier is not None:
         validate.not_negative(noise_multiplier=recipe.noise_multiplier)
     given = {name: getattr(recipe, name) for name in _BUDGET}

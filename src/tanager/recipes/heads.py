@@ -77,13 +77,10 @@ def resolved(recipe: Recipe, examples: int, features: int) -> Recipe:
     if chooses and recipe.solver != "class-means" and not recipe.caches_features:
         recipe, chooses = _whole(recipe, examples), False
     if (chooses or recipe.solver != "dp-sgd") and not on_features:
-        validate.refuse(
-            "solver",
-            recipe.solver,
-            "is for a last layer on features of norm 1, if settings are left open",
-            "give fine_tune last-layer, no augmentation, and head_input norm or root; "
-            "or solver dp-sgd, steps, learning_rate and clip_norm",
-        )
+        rule = "is for a last layer on features of norm 1, if settings are left open"
+        remedy = "give fine_tune last-layer, no augmentation, and head_input norm or "
+        remedy += "root; or solver dp-sgd, steps, learning_rate and clip_norm"
+        validate.refuse("solver", recipe.solver, rule, remedy)
     if chooses and recipe.solver != "class-means":
         recipe = _chosen(recipe, examples, features)
     if recipe.solver == "dp-sgd":

@@ -47,13 +47,10 @@ def optimizer(recipe: Recipe, steps: int) -> optax.GradientTransformation:
         made = make(rate, **options)
         jax.eval_shape(lambda: _try(made))
     except Exception as error:  # optax and Python raise nearly anything
-        validate.refuse(
-            "optimizer",
-            recipe.optimizer,
-            f"does not work with options {options} and the "
-            f"{recipe.learning_rate_schedule} learning rate schedule ({error})",
-            "change them, or take another optimizer",
-        )
+        rule = f"does not work with options {options} and the "
+        rule += f"{recipe.learning_rate_schedule} learning rate schedule ({error})"
+        remedy = "change them, or take another optimizer"
+        validate.refuse("optimizer", recipe.optimizer, rule, remedy)
     if dampening and options.get("momentum"):
         made = optax.chain(dampened(dampening), made)
     if not recipe.weight_decay:

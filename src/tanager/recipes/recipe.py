@@ -265,24 +265,17 @@ class Recipe:
         for name, value in by_rank.items():
             if protected and value is not None and not self.non_private:
                 rule = "must be left out under add-or-remove-one: with one example "
-                flag = name.replace("_", "-")
-                validate.refuse(
-                    name,
-                    value,
-                    rule + "more, others would be chosen",
-                    f"leave out --{flag}, or --adjacency",
-                )
+                rule += "more, others would be chosen"
+                remedy = f"leave out --{name.replace('_', '-')}, or --adjacency"
+                validate.refuse(name, value, rule, remedy)
         if self.declared_examples is not None:
             return self.declared_examples
         if protected and not self.non_private:
-            validate.refuse(
-                "declared_examples",
-                None,
-                "must be given under add-or-remove-one, which protects the number of "
-                "examples",
-                "give --declared-examples, a round number chosen without counting; or "
-                "leave out --adjacency: under zero-out the number is public",
-            )
+            rule = "must be given under add-or-remove-one, which protects the number "
+            rule += "of examples"
+            remedy = "give --declared-examples, a round number chosen without counting"
+            remedy += "; or leave out --adjacency: under zero-out the number is public"
+            validate.refuse("declared_examples", None, rule, remedy)
         return examples
 
     def require_batches(self) -> None:
@@ -366,9 +359,8 @@ class Recipe:
         known = {field.name: field for field in dataclasses.fields(cls)}
         for name in fields:
             validate.one_of(known, field=name)
-        required = ("dataset", "model", "batch_size", "learning_rate")
-        missing = sorted(set(required) - set(fields))
-        if missing:
+        required = {"dataset", "model", "batch_size", "learning_rate"}
+        if missing := sorted(required - set(fields)):
             raise ValueError(f"recipe lacks {', '.join(missing)}: give every field")
         values = dict(fields)
         if values.get("classes") is not None:

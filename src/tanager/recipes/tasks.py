@@ -25,11 +25,7 @@ from tanager.data.grouped import Grouped
 from tanager.data.preprocessing import Preprocessing
 from tanager.keys import derive_keys
 from tanager.models.low_rank import merge
-from tanager.models.pretrained import (
-    load_weights,
-    preprocessing_of,
-    read_preprocessing,
-)
+from tanager.models.pretrained import load_weights, preprocessing_of, read_preprocessing
 from tanager.models.tuning import fine_tune, with_zero_head
 from tanager.parallel import hosts
 from tanager.recipes import heads
@@ -81,11 +77,7 @@ def _cross_entropy(
 
 
 def make(
-    recipe: Recipe,
-    dataset: Dataset,
-    secret: Seed,
-    out: Path,
-    progress: bool,
+    recipe: Recipe, dataset: Dataset, secret: Seed, out: Path, progress: bool
 ) -> Task:
     """Create the model, load its weights, and choose what is trained on what.
 
@@ -262,9 +254,7 @@ def preprocessing(recipe: Recipe, dataset: Dataset) -> Preprocessing:
 def assumes_preprocessing(recipe: Recipe) -> bool:
     """Return whether pretrained weights do not say how images are standardised."""
     known = recipe.preprocessing is not None or recipe.features_from is not None
-    if recipe.weights is None or known:
-        return False
-    return preprocessing_of(recipe.weights) is None
+    return recipe.weights is not None and not known and _given(recipe) is None
 
 
 def warn_of_preprocessing(recipe: Recipe) -> None:
@@ -333,9 +323,8 @@ def _cached(
 
     def cached(name: str, source: Source) -> Source:
         with progress_bar(f"features of the {name} images", progress) as report:
-            return cache_features(
-                function, parameters, source, folder / name, progress=report
-            )
+            where = folder / name
+            return cache_features(function, parameters, source, where, progress=report)
 
     train = hosts.chief_first(lambda: cached("training", dataset.train))
     test = hosts.chief_first(lambda: cached("test", dataset.test))
@@ -352,8 +341,7 @@ def _on_features(recipe: Recipe, dataset: Dataset, model: Any) -> Task:
     def finish(head: Any) -> Any:
         return eqx.tree_at(lambda model: model.head, model, head)
 
-    task = _task(recipe, dataset, predict, model.head, finish=finish)
-    return _solved(recipe, task)
+    return _solved(recipe, _task(recipe, dataset, predict, model.head, finish=finish))
 
 
 def _on_front(recipe: Recipe, dataset: Dataset, model: Any, trainable: PyTree) -> Task:
