@@ -169,9 +169,8 @@ def find_images(name: str, path: Path, wanted: Wanted) -> Found:
         refuse_file(path, rule, remedy)
     if wanted.own:
         refuse_file(path, f"has no layout that is read: {described(path)}", OWN)
-    return refuse_file(
-        path, f"has no files of {name}, nor has a folder in it", f"looked for {WANTED}"
-    )
+    rule = f"has no files of {name}, nor has a folder in it"
+    return refuse_file(path, rule, f"looked for {WANTED}")
 
 
 def _look_beside(found: Found, folders: Sequence[Path], wanted: Wanted) -> None:

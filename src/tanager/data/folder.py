@@ -196,25 +196,21 @@ def _class_files(folder: Path, grouped: bool, record: Record) -> dict[str, list[
         deeper = [] if grouped else _deeper(folder / name, below)
         if grouped:
             if files:
-                refuse_file(
-                    folder / name / files[0],
-                    "is in no person's folder",
-                    "with groups='folder' (--groups folder), each class folder has a "
-                    "folder for each person",
-                )
+                remedy = "with groups='folder' (--groups folder), each class folder "
+                remedy += "has a folder for each person"
+                image = folder / name / files[0]
+                refuse_file(image, "is in no person's folder", remedy)
             files = [
                 f"{person}/{file}"
                 for person in below
                 for file in _images_of_person(folder / name / person, record)
             ]
         elif deeper and not files:
-            refuse_file(
-                folder / name,
-                "is a class whose images are in folders, such as "
-                f"{deeper[0].relative_to(folder / name)}",
-                "if each folder is one person, give groups='folder' (--groups folder), "
-                "else move the images up into the class folder",
-            )
+            first = deeper[0].relative_to(folder / name)
+            rule = f"is a class whose images are in folders, such as {first}"
+            remedy = "if each folder is one person, give groups='folder' (--groups "
+            remedy += "folder), else move the images up into the class folder"
+            refuse_file(folder / name, rule, remedy)
         elif deeper:
             record.notes.append(
                 f"not read: {counted(len(deeper), 'image')} in folders of the class "
@@ -289,13 +285,11 @@ def refuse_shared(train: Iterable[str], test: Iterable[str]) -> None:
     pairs = [(tests[i], file) for file in train if (i := _identity(file)) in tests]
     if pairs := [(file, other) for file, other in pairs if _are_one(file, other)]:
         file, other = pairs[0]
-        refuse_file(
-            file,
-            f"is for testing, and by a link the same file as {other}, which is for "
-            f"training ({counted(len(pairs), 'such file')})",
-            "remove the links: test images must be others, because accuracy on them is "
-            "published without noise",
-        )
+        rule = f"is for testing, and by a link the same file as {other}, which is for "
+        rule += f"training ({counted(len(pairs), 'such file')})"
+        remedy = "remove the links: test images must be others, because accuracy on "
+        remedy += "them is published without noise"
+        refuse_file(file, rule, remedy)
 
 
 def _are_one(file: str, other: str) -> bool:

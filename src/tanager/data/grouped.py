@@ -35,9 +35,8 @@ class Grouped:
     def __post_init__(self):
         examples, owners = len(self.source), len(self.groups.numbers)
         if examples != owners:
-            validate.refuse(
-                "owners", owners, f"must be one for each of the {examples} examples"
-            )
+            rule = f"must be one for each of the {examples} examples"
+            validate.refuse("owners", owners, rule)
 
     @functools.cached_property
     def source(self) -> Source:

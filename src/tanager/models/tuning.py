@@ -81,9 +81,8 @@ def fine_tune(
     kind = type(model).__name__
     if not isinstance(getattr(model, "head", None), layers.Linear):
         remedy = "mark the leaves to train yourself: tanager.train(trainable=...)"
-        validate.refuse_type(
-            "model", model, "must have a linear layer called head", remedy
-        )
+        rule = "must have a linear layer called head"
+        validate.refuse_type("model", model, rule, remedy)
     if what == "lora":
         model = with_low_rank(model, rank, alpha, key=key)
     late: set[int] = set()

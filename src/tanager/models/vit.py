@@ -345,9 +345,8 @@ def patch_grid(
     validate.whole(depth=variant.depth, heads=variant.heads, at_least=1)
     validate.whole(patch=patch, channels=channels, at_least=1)
     if variant.width % variant.heads:
-        validate.refuse(
-            "heads", variant.heads, f"must divide the width of {variant.width}"
-        )
+        rule = f"must divide the width of {variant.width}"
+        validate.refuse("heads", variant.heads, rule)
     for name, side in zip(("image_height", "image_width"), sides, strict=True):
         if side % patch or side < patch:
             below = side // patch * patch

@@ -142,9 +142,8 @@ class WideResNet(StagedModel):
         validate.whole(depth=depth, at_least=10, remedy="the smallest is 10 = 6·1 + 4")
         if (depth - 4) % 6:
             near = 6 * ((depth - 4) // 6) + 4
-            validate.refuse(
-                "depth", depth, "must be 6n + 4", f"the nearest are {near}, {near + 6}"
-            )
+            remedy = f"the nearest are {near}, {near + 6}"
+            validate.refuse("depth", depth, "must be 6n + 4", remedy)
         validate.one_of(NORMALISATION_ORDERS, normalisation_order=normalisation_order)
         validate.one_of(("SAME", "SYMMETRIC"), padding=padding)
         conv = functools.partial(layers.Conv, bias=True, padding=padding)

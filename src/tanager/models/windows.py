@@ -127,9 +127,8 @@ def max_pool(
     around = [(low, high, 0) for low, high in (*sides, (0, 0))]
     padded = lax.pad(image, jnp.asarray(-jnp.inf, image.dtype), around)
     if min(padded.shape[:2]) < window:
-        validate.refuse(
-            "image shape", image.shape, f"must hold a window of {window} pixels"
-        )
+        rule = f"must hold a window of {window} pixels"
+        validate.refuse("image shape", image.shape, rule)
     for axis in (0, 1):
         last = (padded.shape[axis] - window) // stride * stride
         parts = [

@@ -127,9 +127,8 @@ def data_quantity(
             size.
     """
     if len(set(examples)) < 2:
-        validate.refuse(
-            "try_examples", tuple(examples), "must be two numbers or more", "add one"
-        )
+        rule = "must be two numbers or more"
+        validate.refuse("try_examples", tuple(examples), rule, "add one")
     return [
         simulations.cell(
             {"examples": count}, target.at_examples(count), train_examples=count
