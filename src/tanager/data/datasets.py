@@ -186,8 +186,13 @@ def load(
         dataset = _digits()
     else:
         layout = path if isinstance(path, Layout) else Layout(path or "")
-        given: Any = {"stream": stream, "groups": groups, "progress": progress}
-        wanted = FILES[name][0].over(layout=layout, tested=tested, **given)
+        wanted = FILES[name][0].over(
+            layout=layout,
+            stream=stream,
+            tested=tested,
+            groups=groups,
+            progress=progress,
+        )
         if features_from is not None and wanted.shape is None:
             shape = 1, 1, 3
         if shape is not None:

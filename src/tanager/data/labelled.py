@@ -91,8 +91,9 @@ def from_table(
     classes: tuple[str, ...] = ()
     if label is None:
         column = _names_column(file, names, others, layout.label_column)
-        given = names, lines, others, column, layout, record
-        classes, values = read_labels(file, *given)
+        classes, values = read_labels(
+            file, names, lines, others, column, layout, record
+        )
     else:
         values = np.array([line[label] for line in lines])
     if split is None:

@@ -12,7 +12,7 @@ import os
 import re
 import threading
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tanager import _validate as validate
 from tanager.models.tensors import INDEX, SAFETENSORS, files_of
@@ -98,14 +98,19 @@ def download(name: str, file: str = SAFETENSORS, *others: str) -> Path:
     except ImportError:
         remedy = f"pip install huggingface_hub; or {by_hand}"
         validate.refuse("weights", name, "needs the package huggingface_hub", remedy)
-    given: Any = {"revision": wanted.revision, "local_files_only": not _answers()}
+    cached_only = not _answers()
 
     def first(files: list[str]) -> str:
         missing = []
         for each in files:
-            source = wanted.repository, each
             try:
-                return hf_hub_download(*source, library_name="tanager", **given)
+                return hf_hub_download(
+                    wanted.repository,
+                    each,
+                    revision=wanted.revision,
+                    library_name="tanager",
+                    local_files_only=cached_only,
+                )
             except errors.EntryNotFoundError as error:
                 missing.append(error)
         raise missing[0]

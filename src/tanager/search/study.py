@@ -255,8 +255,15 @@ class Study:
             state = "diverged" if found.diverged else "complete"
         seen = max(map(int, trial["accuracies"]), default=0)
         made = steps if state == "complete" else seen
-        reached = state, found.accuracy, made, found.seconds, jobs.flops(recipe, made)
-        result = TrialResult(number, trial["values"], *reached)
+        result = TrialResult(
+            number,
+            trial["values"],
+            state,
+            found.accuracy,
+            made,
+            found.seconds,
+            jobs.flops(recipe, made),
+        )
         write_json(folder / "done.json", result._asdict())
         return result
 
