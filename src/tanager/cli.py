@@ -142,6 +142,8 @@ def _with_flag(words: Sequence[str], message: str) -> str:
         flags |= {each.name for kind in kinds for each in fields(kind)}
     flags -= {"solve_for"}
     name, mark, rest = message.partition(" (=")
+    if name == "source":  # of `tanager.use.load`
+        return f"model{mark}{rest}"
     if name == "path":  # The rest may name what is in that file or folder.
         return f"--data{mark}{rest}" if "data" in flags else message
     if mark and name in flags:

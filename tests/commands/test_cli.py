@@ -183,7 +183,6 @@ def test_help_of_a_flag_has_the_line_breaks_of_its_box_only(capsys, words):
         (["train", "--no-flp"], "did you mean --no-flip? "),
         (["train", "--solve-for", "x"], "flag (='--solve-for') is unknown: "),
         (["plan", "--exmples=3"], "did you mean --examples? `tanager plan --help`"),
-        (["train", "--epsilon", "3", "4"], "word (='4') belongs to no flag"),
         (["runs", "a", "b"], "(='b') belongs to no flag: `tanager runs --help` expl"),
         (["bench", "stp"], "what to measure (='stp') is unknown: did you mean step?"),
         (["bench", "step", "--repeets", "4"], "did you mean --repeats? `tanager ben"),

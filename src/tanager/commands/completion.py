@@ -2,10 +2,12 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Annotated
 
+import tyro
 from tyro.conf import Positional
 
+from tanager import _validate as validate
 from tanager import recipes
 from tanager.cli import COMMANDS
 from tanager.commands import flags
@@ -13,7 +15,6 @@ from tanager.commands.train import Options
 from tanager.recipes.recipe import Recipe
 
 
-Shell = Literal["bash", "zsh", "fish"]
 _OF_RECIPES = ("train", "search", "audit", "recipe", "bench")
 
 _BASH = """\
@@ -46,13 +47,14 @@ class Arguments:
     fish: tanager completion fish > ~/.config/fish/completions/tanager.fish.
     """
 
-    shell: Positional[Shell]
+    shell: Positional[Annotated[str, tyro.conf.arg(metavar="{bash,zsh,fish}")]]
     """Your shell."""
 
 
 def run(arguments: Sequence[str]) -> int:
     options = flags.read(Arguments, "completion", arguments)
-    scripts = dict(zip(get_args(Shell), (_BASH, _ZSH, _FISH), strict=True))
+    scripts = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+    validate.one_of(scripts, shell=options.shell)
     fields = (*dataclasses.fields(Recipe), *dataclasses.fields(Options))
     names = [field.name for field in fields if field.init and field.name != "solve_for"]
     print(

@@ -13,10 +13,11 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 from docstring_parser import parse_from_object
+from tyro.conf import Positional
 
 from tanager import _validate as validate
 from tanager import recipes
-from tanager.recipes.fields import ClassWeights, unlike_class_means
+from tanager.recipes.fields import unlike_class_means
 from tanager.recipes.recipe import Recipe, RecipeEntry, Solved
 from tanager.training.run_folder import begun
 
@@ -27,9 +28,7 @@ USUAL = ("data", "epsilon", "delta", "steps", "batch_size", "seed", "out")
 """Fields of a recipe that every command's help shows."""
 _OF_DP_SGD = {"ema_decay", "optimizer_options"}
 """Usual where solvers are compared; typed, they ask for the one that heeds them."""
-_NUMBERS: dict[Any, tuple[type, str]] = {}
-for _kind, _what in ((int, "a whole number"), (float, "a number")):
-    _NUMBERS |= dict.fromkeys((_kind, _kind | None), (_kind, _what))
+_POSITIONAL = get_args(Positional[str])[1]
 
 
 def parse(
@@ -65,7 +64,7 @@ def parse(
         remedy = f"for data of your own, write --data {shlex.quote(words[0])}"
         validate.refuse(f"word after {entry.name}", words[0], rule, remedy)
     values = _parse(command, entry, entry.recipe, words, options)
-    flags = [re.split("[=.]", word[2:])[0] for word in words if word.startswith("--")]
+    flags = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
     typed = {flag.replace("-", "_").removeprefix("no_") for flag in flags}
     given = {name for name in typed if values.get(name) is not None}
     if "epsilon" in given:
@@ -204,7 +203,7 @@ def read(options: type[Options], command: str, words: Sequence[str]) -> Options:
 
 
 def require_flags(words: Sequence[str], shows: str, *kinds: type) -> None:
-    """Refuse a flag that no kind of options has, and a word where it takes a number.
+    """Refuse a flag that no kind of options has, and a value that it does not take.
 
     tyro's own messages are boxes. `shows` is the command that explains the flags.
     """
@@ -215,13 +214,14 @@ def require_flags(words: Sequence[str], shows: str, *kinds: type) -> None:
     asks = {"-h", "--help", "--help-all"} & set(words)
     for word in words if not asks else ():
         flag = word.partition("=")[0]
-        name = re.split(r"[=.]", word[2:])[0].replace("-", "_")
+        name = flag[2:].replace("-", "_")
         if flag.startswith("--") and name not in known:
             near = (validate.nearest(name, known) or "").replace("_", "-")
             remedy = f"did you mean --{near}? " * bool(near)
             remedy += f"`{shows}` explains every flag"
             validate.refuse("flag", flag, "is unknown", remedy)
-    _require_numbers(words, *kinds)
+    if not asks:
+        _require_values(words, shows, *kinds)
 
 
 def _require_all_known(unknown: Sequence[str], shows: str) -> None:
@@ -230,31 +230,76 @@ def _require_all_known(unknown: Sequence[str], shows: str) -> None:
         validate.refuse("word", word, rule, f"`{shows}` explains every flag")
 
 
-def _require_numbers(words: Sequence[str], *kinds: type) -> None:
-    """Refuse a word where a flag takes a number; tyro's own message names types."""
+def _require_values(words: Sequence[str], shows: str, *kinds: type) -> None:
+    """Refuse a flag without its value, and a word that a flag does not take."""
     hints = {k: v for kind in kinds for k, v in get_type_hints(kind).items()}
-    several: set[str] = set()
+    several, of_recipe = set[str](), Recipe in kinds
+    free = [word for word in words if not word.startswith("--")]
     for place, word in enumerate(words):
         flag, equals, value = word.partition("=")
         if not flag.startswith("--"):
             continue
         more = itertools.takewhile(lambda each: each[:2] != "--", words[place + 1 :])
-        given = [value] if equals else [*more]
-        hint = hints.get(flag[2:].replace("-", "_"))
-        if step := _names(hint):
+        given = [value] * bool(equals) + [*more]
+        hint = hints.get(flag[2:].replace("-", "_"), bool)
+        parts, step, switch = _parts(hint), _names(hint), hint is bool
+        most = len(given) if ... in parts or step == 2 else int(not switch)
+        if not switch and given[:1] in ([], [""]):
+            validate.refuse(flag, "", "needs a value", f"`{shows}` explains it")
+        if switch and equals:
+            validate.refuse(flag, value, "takes no value", f"write {flag} alone")
+        if of_recipe and given[most:] and given[most] not in recipes.RECIPES:
+            rule = f"takes {'no' if switch else 'one'} value"
+            validate.refuse(flag, " ".join(given), rule, f"`{shows}` explains it")
+        if step:
             _require_once(flag, given, given[::step], several)
-        if hint in _NUMBERS and given[:1] not in ([], ["None"]):
-            _require_number(flag, given[0], *_NUMBERS[hint])
-        elif hint == ClassWeights | dict[str, float] and given != ["balanced"]:
-            if given[:1] == ["balanced"] and not _is(float, given[1]):
-                rule = "must be balanced alone, or a name and a number for each class"
-                remedy = f"give a recipe's name first: tanager train RECIPE {flag} …"
-                validate.refuse(flag, " ".join(given), rule, remedy)
-            if len(given) < 2 or len(given) % 2:
-                rule = "must be balanced, or a name and a number for each class"
-                validate.refuse(flag, " ".join(given), rule, f"such as {flag} rare 5")
-            for each in given[1::2]:
-                _require_number(flag, each, float, "a number after each name")
+        if step == 2:
+            _require_pairs(flag, given, "balanced" in parts)
+        elif not {str, Path}.intersection(parts):
+            for each in given[:most]:
+                _require_kind(flag, each, parts)
+        del free[: len(given[:most]) - bool(equals)]
+    if not of_recipe:
+        _require_all_given(words, len(free), *kinds)
+
+
+def _parts(hint: Any) -> list[Any]:
+    """Return the classes and words that a type is made of."""
+    return [each for part in get_args(hint) for each in _parts(part)] or [hint]
+
+
+def _require_all_given(words: Sequence[str], free: int, *kinds: type) -> None:
+    """Refuse to go on without what has no default; `free` words are of no flag."""
+    if "" in words:
+        validate.refuse("word", "", "is empty", "name a file or folder")
+    typed = {word[2:].partition("=")[0].replace("-", "_") for word in words}
+    for kind in kinds:
+        hints, texts = get_type_hints(kind, include_extras=True), _texts(kind)
+        for field in _fields(kind):
+            name, text = field.name, texts.get(field.name, "").rstrip(".")
+            positional = _POSITIONAL in get_args(hints[name])
+            given = free if positional else name in typed
+            if field.default is dataclasses.MISSING and not given:
+                flag = name if positional else f"--{name.replace('_', '-')}"
+                remedy = text[:1].lower() + text[1:]
+                validate.refuse(flag, None, "must be given", remedy)
+
+
+def _require_pairs(flag: str, given: list[str], or_balanced: bool) -> None:
+    if or_balanced and given == ["balanced"]:
+        return
+    rule, remedy = "must be names, each with a number", f"such as {flag} momentum 0.9"
+    if or_balanced:
+        rule = "must be balanced, or a name and a number for each class"
+        remedy = f"such as {flag} rare 5"
+    if or_balanced and given[:1] == ["balanced"] and not _is(float, given[1]):
+        rule = "must be balanced alone, or a name and a number for each class"
+        remedy = f"give a recipe's name first: tanager train RECIPE {flag} …"
+        validate.refuse(flag, " ".join(given), rule, remedy)
+    if len(given) % 2:
+        validate.refuse(flag, " ".join(given), rule, remedy)
+    for each in given[1::2]:
+        _require_number(flag, each, float, "a number after each name")
 
 
 def _names(hint: Any) -> int:
@@ -277,6 +322,20 @@ def _require_once(
     for name in names:
         if names.count(name) > 1:
             validate.refuse(flag, text, f"names {name} twice", "give it once")
+
+
+def _require_kind(flag: str, value: str, parts: list[Any]) -> None:
+    """Refuse a word that is neither a number nor one of the words of a type."""
+    words = [part for part in parts if isinstance(part, str)]
+    words += ["True", "False"] * (bool in parts) + ["None"] * (type(None) in parts)
+    if value in words:
+        return
+    for kind, what in ((int, "a whole number"), (float, "a number")):
+        if kind in parts:
+            named = [f" or {word}" for word in words if word != "None"]
+            _require_number(flag, value, kind, what + "".join(named))
+            return
+    validate.one_of([word for word in words if word != "None"], **{flag: value})
 
 
 def _require_number(flag: str, value: str, kind: type, what: str) -> None:
@@ -309,6 +368,8 @@ def described(*kinds: type, short: tuple[str, ...] | None = None) -> Any:
         for each in _fields(kind):
             if each.name != "solve_for":
                 hint = hints[each.name]
+                if get_origin(hint) is dict:
+                    hint |= None  # else tyro has a flag for each key of a default
                 shown: Any = Annotated[hint, _short(hint, kind, texts.get(each.name))]
                 if hint in (bool, Json) and kind is not Recipe:
                     shown = tyro.conf.FlagCreatePairsOff[shown]
@@ -345,6 +406,7 @@ def _short(hint: Any, kind: type, text: str | None) -> Any:
     # tyro itself would say {None}|INT.
     optional = {int: "INT", float: "FLOAT", str: "TEXT", bool: "{True,False}"}
     optional |= {Path: "PATH", tuple[str, ...]: "TEXT [TEXT ...]"}
+    optional |= {dict[str, float]: "[TEXT FLOAT [TEXT FLOAT ...]]"}
     metavar = {each | None: text for each, text in optional.items()}.get(hint)
     word = "recipe" if kind is Recipe else "default"
 

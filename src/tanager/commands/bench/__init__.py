@@ -37,16 +37,16 @@ def run(arguments: Sequence[str]) -> int:
         0; 1 when nothing could be measured; 130 when stopped, after what was measured.
     """
     words = list(arguments)
-    if words and not words[0].startswith("-"):
-        word = words[0]
-        validate.one_of(_COMMANDS, **{"what to measure": word})
-        flags.require_flags(words[1:], f"tanager bench {word} --help", _COMMANDS[word])
-    options = tyro.extras.subcommand_cli_from_dict(
-        {name: flags.described(kind) for name, kind in _COMMANDS.items()},
-        prog="tanager bench",
-        description="Measure what privacy costs on this machine.",
-        args=words,
-    )
+    if {"-h", "--help"}.intersection(words[:1]):
+        tyro.extras.subcommand_cli_from_dict(
+            {name: flags.described(kind) for name, kind in _COMMANDS.items()},
+            prog="tanager bench",
+            description="Measure what privacy costs on this machine.",
+            args=words,
+        )
+    word = words[0] if words else ""
+    validate.one_of(_COMMANDS, **{"what to measure": word})
+    options = flags.read(_COMMANDS[word], f"bench {word}", words[1:])
     run_in_place()
     screen = new_console(stderr=True)
     # Redrawn rarely: a spinner takes time from what is being timed.
