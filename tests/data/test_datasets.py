@@ -89,6 +89,8 @@ def test_validation_examples_leave_the_test_set_alone(digits):
         ({"name": "digits", "classes": ("7",)}, "must be two or more, each of them"),
         ({"name": "digits", "classes": ("7", "2", "7")}, "each of them once"),
         ({"name": "digits", "path": "."}, "tanager train folder --data PATH"),
+        ({"name": "digits", "stream": False}, "stream (=False) does not apply to digi"),
+        ({"name": "digits", "groups": ""}, "groups (='') does not apply to digits"),
         ({"name": "mnist", "image_size": 8}, "image_size (=8) does not apply to mnist"),
         ({"name": "folder", "image_size": 0}, "image_size (=0) must be at least 1"),
         ({"name": "folder", "image_size": (8, 0, 3)}, "(=0) must be at least 1"),

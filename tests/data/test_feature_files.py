@@ -359,6 +359,14 @@ def test_functions_that_return_no_features_are_refused(
             {"name": "features", "features_from": "f.npz", "path": "data"},
             "path (='data') does not apply to features: for data of your own, tanager",
         ),
+        (
+            {"name": "folder", "path": ".", "features_from": "f", "stream": False},
+            "stream (=False) does not apply to features: leave it out",
+        ),
+        (
+            {"name": "folder", "path": ".", "features_from": "f", "image_size": 8},
+            "image_size (=8) does not apply to features",
+        ),
     ],
 )
 def test_features_have_a_file_and_no_images(arguments, message):

@@ -155,3 +155,5 @@ def test_tables_without_labels_are_refused(images, tmp_path):
         load("cifar10", Layout(images, multi_label=True))
     with pytest.raises(ValueError, match="must be left out with labels_from_name"):
         Layout(images, labels_from_name=True, multi_label=True)
+    with pytest.raises(ValueError, match="is for any number of labels: add multi_lab"):
+        Layout(images, uncertain="absent")

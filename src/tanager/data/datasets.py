@@ -170,15 +170,18 @@ def load(
     unused: dict[str, Any] = {} if name in RESIZED else {"image_size": image_size}
     if name in ("digits", "features"):
         unused |= {"path": path, "stream": stream}
+    elif features_from is not None:
+        unused |= {"image_size": image_size, "stream": stream}
     if name == "digits":
         unused["groups"] = groups
     for argument, value in unused.items():
-        if value:
+        if value is not None:
             shown = value if isinstance(value, int) else str(value)
             remedy = "leave it out"
             if argument == "path":
                 remedy = "for data of your own, tanager train folder --data PATH"
-            validate.refuse(argument, shown, f"does not apply to {name}", remedy)
+            of = name if features_from is None else "features"
+            validate.refuse(argument, shown, f"does not apply to {of}", remedy)
     tested = not validation_examples
     if name == "features":
         dataset = _of_features(features_from, tested, groups)

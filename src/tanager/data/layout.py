@@ -70,6 +70,9 @@ class Layout:
     def __post_init__(self):
         validate.one_of(get_args(Uncertain), uncertain=self.uncertain)
         validate.whole(default_side=self.default_side, at_least=1)
+        if self.uncertain != "refuse" and not self.multi_label:
+            rule = "is for any number of labels: add multi_label, or leave this out"
+            validate.refuse("uncertain", self.uncertain, rule)
         if self.labels_from_name and self.labels is not None:
             rule = "must be left out with labels_from_name"
             validate.refuse("labels", str(self.labels), rule, "leave out one of them")
