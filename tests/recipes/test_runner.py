@@ -18,6 +18,7 @@ from tanager.cli import main
 from tanager.data import gather
 from tanager.privacy.account import Account
 from tanager.recipes import runner, tasks
+from tanager.training.run_folder import RunFolder
 
 
 SHORT = ["--steps", "2", "--evaluate-every", "1", "--seed", "1"]
@@ -352,3 +353,17 @@ def test_repeats_share_the_features_of_frozen_layers(tmp_path, capsys):
     assert main([*words, "--out", str(out / "1")]) == 0
     assert main(repeats) == 0
     capsys.readouterr()
+
+
+def test_a_command_that_is_stopped_leaves_the_folder_of_one_that_began_with_it(
+    tmp_path,
+):
+    out = tmp_path / "run"
+    recipe = dataclasses.replace(recipes.get("digits").recipe, out=str(out))
+    unread: Any = None
+    prepared = runner.Prepared("digits", recipe, unread, unread)
+    with runner.in_folder(prepared):
+        with pytest.raises(KeyboardInterrupt), runner.in_folder(prepared):
+            RunFolder(out).seed(None)  # of the first, which has no ledger yet
+            raise KeyboardInterrupt
+        assert (out / "private/seed.json").exists()

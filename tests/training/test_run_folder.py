@@ -145,6 +145,19 @@ def test_a_refused_folder_is_removed_only_if_nothing_is_lost(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"used", "more"}
 
 
+def test_a_new_folder_is_removed_by_the_last_who_is_in_it(tmp_path):
+    run = tmp_path / "run"
+    removed = run_folder.removed_if_refused
+    with pytest.raises(KeyboardInterrupt), removed(run):
+        RunFolder(run).seed(None)
+        # `new`: both began before the folder was there.
+        with pytest.raises(ValueError, match="other"), removed(run, new=True):
+            raise ValueError("other")
+        assert (run / "private/seed.json").exists()
+        raise KeyboardInterrupt
+    assert not run.exists()
+
+
 @pytest.mark.parametrize("name", [None, "run/config.json", "elsewhere.jsonl"])
 def test_a_full_disk_of_another_file_is_not_that_of_the_run(tmp_path, name):
     named = None if name is None else str(tmp_path / name)

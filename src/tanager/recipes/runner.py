@@ -33,7 +33,12 @@ from tanager.training.loop import train
 from tanager.training.precision import computing
 from tanager.training.problem import DPSGD, Runtime
 from tanager.training.result import TrainResult
-from tanager.training.run_folder import RunFolder, begun, numbered, remove_unused
+from tanager.training.run_folder import (
+    RunFolder,
+    begun,
+    numbered,
+    removed_if_refused,
+)
 
 
 _RUNS = "runs"
@@ -239,16 +244,12 @@ def require_apart(recipe: Recipe, out: str | Path | None = None) -> None:
 def in_folder(prepared: Prepared) -> Iterator[Prepared]:
     """Give a run without a folder the next one; remove a new one if it is refused."""
     out = prepared.recipe.out
-    new = out is None or not Path(out).exists()
-    if out is None:
+    if new := out is None:
         out = hosts.from_chief(lambda: str(numbered(prepared.name, _RUNS)))
-    try:
-        recipe = dataclasses.replace(prepared.recipe, out=out)
+    recipe = dataclasses.replace(prepared.recipe, out=out)
+    kept = contextlib.nullcontext()
+    with removed_if_refused(out, new=new) if hosts.is_chief() else kept:
         yield dataclasses.replace(prepared, recipe=recipe)
-    except BaseException:
-        if new and hosts.is_chief():
-            remove_unused(out)
-        raise
 
 
 def run(

@@ -17,6 +17,7 @@ except timings: they tell how many physical batches a step took.
 import contextlib
 import datetime
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -112,15 +113,31 @@ def numbered(name: str, parent: str | os.PathLike = "runs") -> Path:
 
 
 @contextlib.contextmanager
-def removed_if_refused(*paths: str | os.PathLike) -> Iterator[None]:
-    """Remove new folders of runs where a run in them is refused before it begins."""
-    new = [path for path in map(Path, paths) if not path.exists()]
+def removed_if_refused(
+    path: str | os.PathLike, *inner: Path, new: bool = False
+) -> Iterator[None]:
+    """Remove a new folder, and those in it, if a run is refused before it begins.
+
+    It is made, and kept while another process is in it. `new` counts one that is there.
+    """
+    path, file = Path(path), None
+    made = [each for each in (*inner, path) if not each.exists()] + [path] * new
+    with contextlib.suppress(OSError):  # Else the run says what is wrong with it.
+        path.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(file, fcntl.LOCK_SH)
     try:
         yield
     except BaseException:
-        for path in new:
-            remove_unused(path)
+        with contextlib.suppress(OSError):  # Others hold it, or the disk has no locks.
+            if file is not None and made:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for each in made:
+                    remove_unused(each)
         raise
+    finally:
+        if file is not None:
+            os.close(file)
 
 
 def remove_unused(path: str | os.PathLike) -> None:

@@ -52,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
         "one-run": methods.one_run,
         "replay": methods.replayed,
     }[options.method]
-    with computing(recipe.precision), removed_if_refused(out / "run", out):
+    with computing(recipe.precision), removed_if_refused(out, out / "run"):
         found = attack(name, recipe, options, out)
     content: dict[str, Any] = {"recipe": name, "method": options.method, **found}
     if options.method == "replay":
