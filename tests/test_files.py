@@ -1,15 +1,24 @@
 """Folders are written whole, and are on the disk before they take their name."""
 
+import contextlib
 import errno
+import fcntl
 import os
 import re
 import stat
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tanager._files import make_folder, new_folder, write_json, write_json_once
 from tanager.data import load
 from tanager.data.features import write_features
+from tanager.privacy.ledger import Ledger
+from tanager.report import runs
+from tanager.search import jobs
+from tanager.search.study import Study
+from tanager.training.features import _alone
 
 
 @pytest.fixture
@@ -101,3 +110,23 @@ def test_a_file_below_a_file_cannot_be_made(tmp_path):
         make_folder(tmp_path / "a/b", "out")
     with pytest.raises(NotADirectoryError, match=re.escape(f"'{tmp_path}/a/b'")):
         write_json(tmp_path / "a/b", {})
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_disk_without_locks_is_named(tmp_path, monkeypatch, number):
+    def lockless(*of):
+        raise OSError(number, os.strerror(number))
+
+    study: Any = SimpleNamespace(folder=tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/ledger.jsonl").touch()
+    monkeypatch.setattr(fcntl, "flock", lockless)
+    for take in (
+        lambda: Ledger(tmp_path / "run/ledger.jsonl"),
+        lambda: jobs.claimed(tmp_path / "trial.lock").__enter__(),
+        lambda: Study._next(study, 1, contextlib.ExitStack()),
+        lambda: _alone(tmp_path, print).__enter__(),
+    ):
+        with pytest.raises(ValueError, match=r"file .* on a disk that cannot lock"):
+            take()
+    assert not runs._is_held(tmp_path / "run")

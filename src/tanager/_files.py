@@ -1,6 +1,7 @@
 """Write files atomically, and JSON that every reader accepts."""
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -13,6 +14,27 @@ from typing import Any
 import numpy as np
 
 from tanager import _validate as validate
+
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
+@contextlib.contextmanager
+def locking(path: Path) -> Iterator[None]:
+    """Say of which file a lock cannot be taken, where its disk has no locks.
+
+    Raises:
+        ValueError: the disk has none.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        rule = f"is on a disk that cannot lock files ({error.strerror})"
+        remedy = "locks keep two processes apart: name a folder on another disk"
+        text = validate.message("file", str(path), rule, remedy)
+        raise ValueError(text) from error
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from tanager._files import sync_folder
+from tanager._files import locking, sync_folder
 from tanager._reading import MALFORMED, UnreadableFile, parse_json
 
 
@@ -40,7 +40,7 @@ class HashedFile:
 
     Raises:
         ValueError: a line does not follow from the one before, `accept` refuses one, or
-            the file is locked.
+            the file is locked, or its disk has no locks.
     """
 
     def __init__(
@@ -54,7 +54,8 @@ class HashedFile:
     ):
         self._path, self._torn = path.absolute(), False
         try:
-            self._file = _locked(path, mode, wait=busy is None)
+            with locking(path):
+                self._file = _locked(path, mode, wait=busy is None)
         except BlockingIOError as error:
             raise ValueError(busy) from error
         try:

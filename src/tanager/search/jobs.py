@@ -20,7 +20,7 @@ import jax
 from filelock import FileLock, Timeout
 
 from tanager._cache import private_folder
-from tanager._files import write_json
+from tanager._files import locking, write_json
 from tanager._record import Maybe, read_record
 from tanager.data import Dataset
 from tanager.privacy.account import Account
@@ -115,7 +115,7 @@ def claimed(path: Path) -> Iterator[bool]:
     """Try to hold a lock during the block, and tell whether it is ours."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path, blocking=False, fallback_to_soft=False)
-    with contextlib.suppress(Timeout):
+    with contextlib.suppress(Timeout), locking(path):
         lock.acquire()
     try:
         yield lock.is_locked

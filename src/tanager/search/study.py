@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from filelock import FileLock
 
-from tanager._files import write_json
+from tanager._files import locking, write_json
 from tanager._reading import reading
 from tanager._record import Each, read_record
 from tanager.recipes.recipe import Recipe
@@ -184,7 +184,8 @@ class Study:
 
     def _next(self, trials: int, held: contextlib.ExitStack) -> int | None:
         """Lock and return the first trial that nobody runs; None if there is none."""
-        with FileLock(self.folder / "study.lock", fallback_to_soft=False):
+        alone = self.folder / "study.lock"
+        with locking(alone), FileLock(alone, fallback_to_soft=False):
             for number in range(trials):
                 lock = self._trial_folder(number) / "trial.lock"
                 if (

@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike
 
 from tanager import _npy
 from tanager import _validate as validate
-from tanager._files import make_folder, write_json
+from tanager._files import locking, make_folder, write_json
 from tanager._reading import reading, refuse_file
 from tanager._record import read_record
 from tanager._text import in_bytes
@@ -145,7 +145,7 @@ def _alone(place: Path, progress: Callable[[int], None]) -> Iterator[None]:
     """Wait until no other process computes there; show how far that one is."""
     lock = FileLock(place / "features.lock", fallback_to_soft=False)
     while not lock.is_locked:
-        with contextlib.suppress(Timeout):
+        with contextlib.suppress(Timeout), locking(place):
             lock.acquire(timeout=_LOOK_SECONDS)
         if not lock.is_locked and (record := place / "features.json").exists():
             progress(read_record(record, {"done": int}, "delete the folder")["done"])
