@@ -144,6 +144,15 @@ def test_a_comparison_refuses_what_is_no_run_and_what_its_ledger_denies(
         assert name in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("fields", [{"steps": 1}, {"noise_multiplier": 9.0}, {}])
+def test_a_listing_says_what_a_ledger_denies(folder, tmp_path, capsys, fields):
+    run = shutil.copytree(folder / "two", tmp_path / "run")
+    content = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(content | fields))
+    assert main(["runs", str(tmp_path)]) == 0
+    assert ("denied by its ledger" in capsys.readouterr().out) == bool(fields)
+
+
 def test_a_damaged_run_is_named_and_the_others_listed(folder, tmp_path, capsys):
     for name, config in (("bad", "{"), ("good", None)):
         run = tmp_path / name

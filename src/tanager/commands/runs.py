@@ -18,6 +18,7 @@ from tanager.privacy.shown import format_delta, format_epsilon
 class Listing:
     """List the runs in a folder: ε, accuracy, state and date, the newest last.
 
+    A result.json is compared with its ledger's steps, noise multiplier and sample rate.
     `tanager runs compare RUN RUN` shows settings, results and curves side by side.
     """
 

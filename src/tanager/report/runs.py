@@ -11,6 +11,7 @@ from typing import Any
 from tanager import _validate as validate
 from tanager.privacy.accountant import Accountant, composed_epsilon
 from tanager.privacy.ledger import Ledger
+from tanager.privacy.mechanism import Mechanism
 from tanager.report import run_figures
 from tanager.report.render import require, write_page
 from tanager.report.run_files import read_config, read_metrics, read_result
@@ -47,7 +48,8 @@ def find_runs(folder: Path) -> list[Path]:
 def describe(run: Path) -> dict[str, Any]:
     """Return what a run is and reached so far, as JSON.
 
-    The ε of an unfinished run is that of all steps in its ledger.
+    The ε of an unfinished run is that of all steps in its ledger. The state says if a
+    ledger denies steps, noise or sample rate of a finished one; ε is not computed.
     """
     require(run, "run", "config.json", "give the folder of a run")
     config, metrics = read_config(run), read_metrics(run)
@@ -63,7 +65,9 @@ def describe(run: Path) -> dict[str, Any]:
         private = private and noisy
     began = datetime.datetime.fromtimestamp(_began(run))
     recipe = config.get("recipe") or {}
-    state = "finished" if finished else "running" if _is_held(run) else "stopped"
+    state = "running" if not finished and _is_held(run) else "stopped"
+    if finished:
+        state = "denied by its ledger" if _is_denied(run, result) else "finished"
     return {
         "run": str(run),
         "recipe": recipe.get("name"),
@@ -120,6 +124,17 @@ def _began(run: Path) -> float:
             return datetime.datetime.fromisoformat(began).timestamp()
     seed, config = run / "private/seed.json", run / "config.json"
     return (seed if seed.exists() else config).stat().st_mtime
+
+
+def _is_denied(run: Path, result: Mapping[str, Any]) -> bool:
+    """Return whether the ledger of a run charges other steps than result.json says."""
+    if result.get("search") or not (run / "ledger.jsonl").exists():
+        return False
+    names = "sample_rate", "noise_multiplier", "steps", "adjacency"
+    claimed = Mechanism(*(result[name] for name in names))
+    charged = Ledger.read(run / "ledger.jsonl").mechanisms()
+    counts = result["class_counts_noise"] is not None
+    return claimed not in charged or len(charged) != 1 + counts
 
 
 def _is_held(run: Path) -> bool:
