@@ -64,6 +64,7 @@ def test_parameters_are_not_baked_in():
     [
         (np.where(LABELS == 1, 7, LABELS), "(=7) must be from 0 to 3, to name one of"),
         (LABELS - 1, "(=-1) must be from 0 to 3, to name one of the 4 classes, a, b"),
+        (LABELS - 1, "leave out examples without a label: tanager.data.subset"),
         (LABELS.astype(np.float32), "must be one whole number for each example"),
         (LABELS[:, None], "must be one whole number for each example"),
     ],

@@ -238,12 +238,13 @@ class Classification:
         if outside.size and self._several:
             validate.refuse("data['label']", int(outside[0]), self._target.rule)
         if outside.size:
-            validate.refuse(
-                "data['label']",
-                int(outside[0]),
-                f"must be from 0 to {count - 1}, to name one of {self._all_classes()}",
-                "give all classes, in the order of the labels",
+            rule = (
+                f"must be from 0 to {count - 1}, to name one of {self._all_classes()}"
             )
+            remedy = "give all classes, in the order of the labels"
+            if outside[0] < 0:
+                remedy = "leave out examples without a label: tanager.data.subset"
+            validate.refuse("data['label']", int(outside[0]), rule, remedy)
 
     def _require_width(self, shape: tuple[int, ...]) -> None:
         if shape != (len(self.classes),):
