@@ -165,3 +165,6 @@ def test_what_cannot_be_drawn_is_refused(tmp_path):
     with pytest.raises(ValueError, match="without noise there is nothing to draw"):
         plan_figures.plot(silent, tmp_path / "plan.png")
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="must be in a folder, not in a file"):
+        plan_figures.plot(PLAN, tmp_path / "file/new/plan.png")

@@ -176,6 +176,10 @@ def test_a_damaged_run_is_named_and_the_others_listed(folder, tmp_path, capsys):
         (["runs", "compare", "one"], "runs (='one') must name two runs or more"),
         (["runs", "compare", "no-run", "one"], "is not the folder of a run: it has no"),
         (["runs", "compare", "one", "two", "--to", "."], "--to (='.') is a folder: "),
+        (
+            ["runs", "compare", "one", "two", "--to", "one/config.json/page.html"],
+            "page's folder (='one/config.json') cannot be written: File exists",
+        ),
         (["report", "no-run"], "run (='no-run') is not the folder of a run: it has no"),
     ],
     ids=" ".join,

@@ -32,9 +32,15 @@ _STYLE: Any = {
 
 
 def check_ending(path: str | pathlib.Path) -> None:
-    """Refuse a file whose name ends neither in .png nor in .svg."""
-    if pathlib.Path(path).suffix.lower() not in (".png", ".svg"):
+    """Refuse a file whose name ends neither in .png nor in .svg, or that is in a file.
+
+    A figure is drawn after what was measured.
+    """
+    path = pathlib.Path(path)
+    if path.suffix.lower() not in (".png", ".svg"):
         validate.refuse("plot", str(path), "must end in .png or .svg")
+    if not next(filter(pathlib.Path.exists, path.parents)).is_dir():
+        validate.refuse("plot", str(path), "must be in a folder, not in a file")
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tanager import _validate as validate
-from tanager._files import write_text
+from tanager._files import make_folder, write_text
 from tanager._text import clean
 from tanager.privacy.shown import format_bound, format_delta, format_epsilon
 from tanager.report import guarantee
@@ -40,8 +40,12 @@ def require(folder: Path, argument: str, name: str, remedy: str) -> Path:
 
 
 def write_page(page: Path, template: str, **fields: Any) -> Path:
-    """Write a page, whole or not at all, from a template; return its path."""
-    page.parent.mkdir(parents=True, exist_ok=True)
+    """Write a page, whole or not at all, from a template; return its path.
+
+    Raises:
+        ValueError: its folder cannot be made.
+    """
+    make_folder(page.parent, "page's folder")
     write_text(page, render(template, **fields))
     return page
 
