@@ -204,7 +204,7 @@ def test_an_account_without_data_is_named_by_its_file_alone(said, tmp_path):
         code, _, errors = said(f"account {command} --account none")
         assert code == 2 and "--account (='none') means no account: give" in errors
     code, _, errors = said("account add --account new")
-    assert code == 2 and "no runs are given: name folders of runs" in errors
+    assert code == 2 and "runs (=None) must be given: folders of runs" in errors
     assert not [*tmp_path.iterdir()]
     code, printed, _ = said("account limit --epsilon 4 --delta 1e-5 --account new")
     assert code == 0 and "limit ε = 4 at δ = 1e-05" in printed

@@ -167,7 +167,7 @@ def test_strong_scaling_is_measured_and_fitted(capsys):
             ["--strategies", "sgd", "atuo"],
             "--strategies (='atuo') is unknown",
         ),
-        (["--strategies"], "--strategies (=()) must name at least one strategy"),
+        (["--strategies"], "--strategies (='') needs a value"),
         (["--chunks", "0"], "chunks (=0) must be at least 1"),
         (
             ["--chunks", "4", "--logical-batch", "64"],

@@ -137,8 +137,6 @@ class Add(_Named):
     """Unit of privacy of a ledger without a config.json beside it."""
 
     def apply(self) -> float | None:
-        if not self.runs:
-            raise ValueError("no runs are given: name folders of runs, or ledgers")
         if self.unit is not None:
             validate.one_of(("example", "person"), unit=self.unit)
         if self.delta is not None:
