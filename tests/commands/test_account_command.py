@@ -12,12 +12,12 @@ from tanager import Mechanism, cli, recipes
 from tanager._files import write_json
 from tanager.commands import spent
 from tanager.commands.accounts import sentence, total_of
-from tanager.commands.spent import spent_by
+from tanager.commands.spent import recorded, spent_by
 from tanager.privacy import accountant
 from tanager.privacy.account import Account
 from tanager.privacy.charges import Charge
 from tanager.privacy.shown import format_epsilon
-from tanager.recipes.accounts import default_path
+from tanager.recipes.accounts import default_path, path_of
 
 
 TRAIN = "train digits --model linear --strategy bk --steps 4 --evaluate-every 4 "
@@ -159,6 +159,9 @@ def check_added(tmp_path):
     shutil.copy(run / "ledger.jsonl", run / "other.jsonl")
     own, other = spent_by(account, run / "other.jsonl", 1e-3, "person")
     assert other.id != first.id and (other.delta, own.unit) == (1e-3, "person")
+    old = edited(run, tmp_path / "old", unit=None)
+    assert recorded(run) == {"delta", "unit"} and recorded(old) == {"delta"}
+    assert recorded(run / "other.jsonl") == set()
     persons = edited(run, tmp_path / "persons", unit="person")
     assert spent_by(account, persons, 1e-3)[0].unit == "person"
 
@@ -232,6 +235,10 @@ def test_two_accounts_of_the_same_data_are_refused(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("os.access", lambda path, mode: False)
         elsewhere = default_path("folder", "photos")
+        assert default_path("folder", "more/photos") != elsewhere
+        features = recipes.get("features").recipe
+        made = dataclasses.replace(features, features_from="photos")
+        assert path_of(made) == elsewhere
     Account(elsewhere).set_limit(1.0, 1e-5)
     assert default_path("folder", "photos") == elsewhere
     beside = tmp_path / "photos.account.jsonl"
