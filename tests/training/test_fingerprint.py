@@ -11,8 +11,11 @@ import pytest
 from small_runs import contents, examples, first_params, loss, run
 
 from tanager import data
+from tanager._files import write_json
 from tanager.privacy.mechanism import Mechanism
 from tanager.training import fingerprint
+from tanager.training.problem import DPSGD, Problem
+from tanager.training.run_folder import RunFolder
 
 
 # Event loops that orbax leaves behind say so whenever they are collected.
@@ -80,6 +83,24 @@ def test_another_configuration_in_the_same_folder_is_refused(dead, weighed, name
     with pytest.raises(ValueError, match=re.escape(message)):
         run(dead, **changes)
     assert contents(dead) == before
+
+
+def test_no_setting_of_problem_or_algorithm_may_change(tmp_path):
+    folder, mechanism = RunFolder(tmp_path / "run"), Mechanism(0.4, 1.2, 12)
+    algorithm = DPSGD(mechanism, optax.sgd(1.0), delta=1e-3)
+    settings = (
+        algorithm.as_json(60) | Problem(loss, first_params(), examples()).as_json()
+    )
+    settings.pop("unreadable")  # "skip" may take the place of "error"
+    write_json(folder.config, settings)
+    fingerprint.require_settings(folder, settings)
+    changes = [(name, {name: "other"}) for name in settings]
+    for name in settings["mechanism"]:
+        other = settings["mechanism"] | {name: 3}
+        changes.append((f"mechanism.{name}", {"mechanism": other}))
+    for name, changed in changes:
+        with pytest.raises(ValueError, match=f"configuration: {name} was "):
+            fingerprint.require_settings(folder, settings | changed)
 
 
 @pytest.mark.parametrize("rows", [1, 1025, 3000])
