@@ -13,7 +13,7 @@ from scipy import stats
 
 from tanager import recipes
 from tanager.cli import main
-from tanager.commands.spent import spent_by
+from tanager.commands.spent import recorded, spent_by
 from tanager.privacy.account import Account
 from tanager.privacy.selection import PrivateSearch, Selection
 from tanager.report.guarantee import recomputation
@@ -342,6 +342,7 @@ def test_the_search_is_charged_once_whatever_its_number_of_runs(
     # Added by hand, from study.json, it is the same charge.
     own, charge = spent_by(Account(account.path), out, 1e-3)
     assert own.unit == "example" and account.read().holds(charge)
+    assert recorded(out) == {"delta", "unit"}
     shutil.rmtree(out / "private")
     without = spent_by(account, out, 1e-3)[1]
     assert (without.selection, without.delta) == (charge.selection, settings.delta)
@@ -512,6 +513,7 @@ def test_which_scores_are_possible_does_not_depend_on_the_count(settings):
             {"adjacency": "add-or-remove-one", "declared_examples": 1400},
             "adjacency .*is not supported by private",
         ),
+        ({"unit": "group", "groups": "person"}, r"unit \(='group'\) is not supported"),
         ({"vary": "steps=2,4"}, r"vary \(='steps'\) is not supported by private"),
         ({"seed": 1}, r"seed \(=1\) makes a search NOT private"),
         ({"epsilon": None, "noise_multiplier": 1.0}, "the noise multiplier is calib"),
