@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import shutil
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,15 +46,10 @@ def calibrated_once():
 
 
 def settings_of(selection=Selection(3), vary="learning-rate=0.25,0.5,1", **changes):  # noqa: B008
-    recipe = dataclasses.replace(
-        recipes.get("digits").recipe,
-        model="linear",
-        steps=4,
-        strategy="bk",
-        validation_examples=HELD_OUT,
-        batch_size=LEFT,  # without subsampling, ε is computed in a tenth of the time
-        **changes,
-    )
+    fields: dict[str, Any] = {"model": "linear", "steps": 4, "strategy": "bk"}
+    fields["validation_examples"] = HELD_OUT
+    fields["batch_size"] = LEFT  # without subsampling, ε takes a tenth of the time
+    recipe = dataclasses.replace(recipes.get("digits").recipe, **fields | changes)
     space = Space.parse([vary])
     return calibrate_selection("digits", recipe, space, selection, LEFT)
 
@@ -515,6 +511,8 @@ def test_which_scores_are_possible_does_not_depend_on_the_count(settings):
         ),
         ({"unit": "group", "groups": "person"}, r"unit \(='group'\) is not supported"),
         ({"vary": "steps=2,4"}, r"vary \(='steps'\) is not supported by private"),
+        ({"class_weights": "balanced"}, "does not count the class counts"),
+        ({"validation_examples": 0}, "validation_examples .*must be at least 1"),
         ({"seed": 1}, r"seed \(=1\) makes a search NOT private"),
         ({"epsilon": None, "noise_multiplier": 1.0}, "the noise multiplier is calib"),
     ],
