@@ -1,5 +1,6 @@
 """A run from start to finish: the guarantee, the folder, and how it stops."""
 
+import dataclasses
 import datetime
 import json
 import os
@@ -16,7 +17,7 @@ from small_runs import EVALUATE, MECHANISM, first_params, loss, run, same
 import tanager
 from tanager.models import weights
 from tanager.privacy.ledger import Ledger
-from tanager.privacy.mechanism import Mechanism
+from tanager.privacy.mechanism import Adjacency, Mechanism
 
 
 # Event loops that orbax leaves behind say so whenever they are collected.
@@ -173,6 +174,10 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
     assert same(first.params, again.params)
 
 
+COUNTS = Mechanism(1.0, 5.0, 1)
+REPLACED = dataclasses.replace(MECHANISM, adjacency=Adjacency.REPLACE_ONE)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -180,6 +185,12 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
         ({"delta": 1.5}, "delta (=1.5) must be strictly between"),
         ({"clip_norm": 0.0}, "clip_norm (=0.0) must be positive"),
         ({"style": "unit"}, "style (='unit') must be clip or automatic: updates"),
+        ({"accountant": "tan"}, "accountant (='tan') must be one of pld, rdp"),
+        ({"accountant": "rdp", "mechanism": REPLACED}, "has no RDP bound"),
+        ({"class_counts": MECHANISM}, "must have sample rate 1 and 1 step"),
+        ({"class_counts": COUNTS, "mechanism": REPLACED}, "must be the same for all"),
+        ({"class_counts": COUNTS}, "must be given with the labels of the problem"),
+        ({"declared_examples": 0}, "declared_examples (=0) must be at least 1"),
         ({"physical_batch_size": 0}, "physical_batch_size (=0) must be at least 1"),
         ({"physical_batch_size": 2**40}, "must be at most 1048576: it only affects"),
         ({"evaluate_every": 0}, "evaluate_every (=0) must be at least 1"),
