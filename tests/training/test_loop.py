@@ -15,6 +15,7 @@ import pytest
 from small_runs import EVALUATE, MECHANISM, first_params, loss, run, same
 
 import tanager
+from tanager.adaptive import AdaptiveClipping
 from tanager.models import weights
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Adjacency, Mechanism
@@ -68,7 +69,7 @@ def test_the_folder_holds_everything(first_complete):
     assert result.evaluation_ema is not None
     assert summary["test_accuracy"] == result.evaluation.accuracy
     assert summary["test_accuracy_ema"] == result.evaluation_ema.accuracy
-    assert summary["batch_size"] == 24
+    assert (summary["batch_size"], summary["examples"]) == (24, 60)
     measures = summary["measures"]
     for name, key in (
         ("parameters", "test_accuracy"),
@@ -174,7 +175,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
     assert same(first.params, again.params)
 
 
-COUNTS = Mechanism(1.0, 5.0, 1)
+ADAPTIVE, COUNTS = AdaptiveClipping(), Mechanism(1.0, 5.0, 1)
 REPLACED = dataclasses.replace(MECHANISM, adjacency=Adjacency.REPLACE_ONE)
 
 
@@ -185,6 +186,7 @@ REPLACED = dataclasses.replace(MECHANISM, adjacency=Adjacency.REPLACE_ONE)
         ({"delta": 1.5}, "delta (=1.5) must be strictly between"),
         ({"clip_norm": 0.0}, "clip_norm (=0.0) must be positive"),
         ({"style": "unit"}, "style (='unit') must be clip or automatic: updates"),
+        ({"adaptive": ADAPTIVE, "style": "automatic"}, "must be None unless gradien"),
         ({"accountant": "tan"}, "accountant (='tan') must be one of pld, rdp"),
         ({"accountant": "rdp", "mechanism": REPLACED}, "has no RDP bound"),
         ({"class_counts": MECHANISM}, "must have sample rate 1 and 1 step"),
