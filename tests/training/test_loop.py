@@ -7,24 +7,32 @@ import os
 import re
 import signal
 import stat
+from typing import Any
 
 import jax
 import numpy as np
 import optax
 import pytest
-from small_runs import EVALUATE, MECHANISM, first_params, loss, run, same
+from small_runs import EVALUATE, MECHANISM, OPTIMIZER, first_params, loss, run, same
 
 import tanager
 from tanager.adaptive import AdaptiveClipping
 from tanager.models import weights
+from tanager.privacy.accountant import composed_epsilon
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Adjacency, Mechanism
+from tanager.training.loop import _epsilon_ahead
+from tanager.training.problem import DPSGD
 
 
 # Event loops that orbax leaves behind say so whenever they are collected.
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )
+
+
+ADAPTIVE, COUNTS = AdaptiveClipping(), Mechanism(1.0, 5.0, 1)
+REPLACED = dataclasses.replace(MECHANISM, adjacency=Adjacency.REPLACE_ONE)
 
 
 def test_a_run_without_a_folder_is_the_same_and_keeps_the_first_parameters(seeded):
@@ -87,6 +95,15 @@ def test_the_folder_holds_everything(first_complete):
         spent = Mechanism(0.4, 1.2, line["step"])
         exact = tanager.epsilon(spent, 1e-3)
         assert exact <= line["epsilon"] <= 1.0005 * exact
+
+
+@pytest.mark.parametrize("by", ["pld", "rdp"])
+def test_what_is_said_on_the_way_bounds_all_that_is_spent_until_then(by):
+    options: dict[str, Any] = {"accountant": by, "class_counts": COUNTS}
+    algorithm = DPSGD(MECHANISM, OPTIMIZER, delta=1e-3, **options)
+    spent = COUNTS, dataclasses.replace(MECHANISM, steps=8)
+    exact = composed_epsilon(spent, 1e-3, by)
+    assert exact <= _epsilon_ahead(algorithm, 4, 4) <= 1.001 * exact
 
 
 def test_the_saved_models_are_the_parameters_handed_over(first_complete):
@@ -173,10 +190,6 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
     assert (kept["levels"], kept["mean"], kept["width"]) == (3, 0.5, None)
     again = run(tmp_path / "run", seed=5, description=described)
     assert same(first.params, again.params)
-
-
-ADAPTIVE, COUNTS = AdaptiveClipping(), Mechanism(1.0, 5.0, 1)
-REPLACED = dataclasses.replace(MECHANISM, adjacency=Adjacency.REPLACE_ONE)
 
 
 @pytest.mark.parametrize(
