@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -118,6 +119,8 @@ def test_any_byte_of_examples_in_memory_tells_them_apart(monkeypatch, rows):
             assert same_part != fingerprint.sample(data.subset(other, part))
     copied = data.ArraySource(jax.tree.map(np.array, first.tree))
     assert fingerprint.sample(copied) == fingerprint.sample(first)
+    renamed = {"y": first.tree["x"], "label": first.tree["label"]}
+    assert fingerprint.contents(renamed) != fingerprint.contents(first.tree)
 
 
 def test_one_example_that_changed_among_thousands_is_refused(tmp_path):
@@ -167,3 +170,14 @@ def test_variables_that_cannot_are_not(monkeypatch, name):
     here = fingerprint.environment(16, "")
     monkeypatch.setenv(name, "1")
     assert fingerprint.environment(16, "") == here
+
+
+@pytest.mark.parametrize(
+    ("flags", "deterministic"),
+    [("", False), ("{0}=true", True), ("{0}=true {0}=false", False)],
+)
+def test_a_gpu_repeats_a_step_only_if_it_is_told_to(monkeypatch, flags, deterministic):
+    gpu = SimpleNamespace(platform="gpu", device_kind="a GPU")
+    monkeypatch.setattr(jax, "devices", lambda: [gpu])
+    monkeypatch.setenv("XLA_FLAGS", flags.format("--xla_gpu_deterministic_ops"))
+    assert fingerprint.environment(16, "")["deterministic"] is deterministic

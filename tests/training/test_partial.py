@@ -11,9 +11,11 @@ import optax
 import pytest
 
 from parts import step, train
+from tanager.data import ArraySource
 from tanager.privacy.mechanism import Mechanism
 from tanager.sampling import PhysicalBatch
-from tanager.training import norms
+from tanager.seed import Seed
+from tanager.training import fingerprint, norms
 
 
 N, FEATURES, CLASSES = 60, 6, 3
@@ -105,6 +107,30 @@ def test_frozen_arrays_are_arguments_and_not_constants():
     constants = [x for x in accumulate(made).consts if not np.array_equal(x, bins)]
     sizes = [np.size(constant) for constant in constants]
     assert max(sizes, default=0) < params()["body"].size
+
+
+def test_a_run_with_another_body_or_augmentation_is_another_run():
+    def prints(body, scale=1.0):
+        made = step(
+            loss=loss,
+            params=params() | {"body": body},
+            mechanism=MECHANISM,
+            examples=N,
+            trainable=HEAD,
+            augment=lambda key, example: example | {"x": scale * example["x"]},
+            augmentation_multiplicity=1,
+        )
+        one = jax.tree.map(lambda leaf: leaf[:1], examples())
+        source = ArraySource(examples())
+        return fingerprint.fingerprints(Seed.from_int(0), made, source, one)
+
+    body = params()["body"]
+    first = prints(body)
+    assert first == prints(body)
+    for changed, name in (((2 * body,), "fixed parameters"), ((body, 2.0), "augment")):
+        other = prints(*changed)
+        (found,) = (each for each in first if first[each] != other[each])
+        assert found.startswith(name)
 
 
 def test_finish_makes_what_is_handed_over_of_the_trained_leaves(tmp_path):
