@@ -185,8 +185,12 @@ def test_runs_in_memory_streamed_and_resumed_are_the_same(tmp_path):
     options = {"evaluate_every": 1, "checkpoint_seconds": 0.0}
     with pytest.raises(Killed):
         run(grouped(), tmp_path / "two", on_metrics=kill, **options)
-    for other in (grouped(owners=OWNERS // 2), grouped(k=3), examples()):
-        with pytest.raises(ValueError, match="another configuration"):
+    others = (
+        (grouped(owners=OWNERS[::-1]), "owners changed"),
+        (grouped(k=3), "per_group"),
+    )
+    for other, what in (*others, (examples(), "unit was 'person'")):
+        with pytest.raises(ValueError, match=f"another configuration.*{what}"):
             run(other, tmp_path / "two", **options)
     resumed = run(grouped(), tmp_path / "two", **options)
     for name, leaf in whole.params.items():
