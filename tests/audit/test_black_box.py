@@ -1,5 +1,7 @@
 """The black-box audit of one run: what the trained model alone gives away."""
 
+import json
+
 import bugs
 import jax.numpy as jnp
 import numpy as np
@@ -60,6 +62,9 @@ def test_it_goes_on_and_can_be_repeated(one_run, found, tmp_path):
     for _ in range(2):
         again = one_run(out=tmp_path / "run")
         np.testing.assert_array_equal(found.inside, again.inside)
+    # How many canaries joined is a secret, which the public size must not tell.
+    config = json.loads((tmp_path / "run/config.json").read_text())
+    assert config["examples"] == 40 + 120 // 2 != 40 + len(found.inside)
     with pytest.raises(ValueError, match="clip_norm"):
         one_run(out=tmp_path / "run", clip_norm=2.0)
 
