@@ -159,24 +159,26 @@ def test_all_that_takes_long_is_told_before_it_is_begun(whole):
     assert known.startswith("ε ≥ ")
 
 
-@pytest.mark.parametrize("timed", [1000, 5])
+@pytest.mark.parametrize("quick", [True, False])
 def test_a_guess_is_two_gradients_of_zeros_and_the_drawing(
-    regression, monkeypatch, timed
+    regression, monkeypatch, quick
 ):
     rows = math.ceil(6 + 6 * math.sqrt(5.4) + 1)
-    part = min(rows, timed)
-    seen, times = [], iter([0.0, 1.0, 1.5, 10.0, 13.0, 13.5, 20.0, 22.0, 22.5])
+    few = [0.0625 if quick else 1.0, 3.0, 2.0]
+    lasting = [*few, *[1.5, 4.0, 2.0] * quick, 0.5, 1.0, 0.75]
+    seen, times = [], iter([n + more for n, x in enumerate(lasting) for more in (0, x)])
 
     def watched(params, example):
         jax.debug.callback(lambda x: seen.append(np.asarray(x)), example[0])
         return loss(params, example)
 
     monkeypatch.setattr(many_models.time, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(many_models, "_FEW", 2)
+    monkeypatch.setattr(many_models, "_MANY", 5)
     problem = Problem(watched, {"w": jnp.zeros(5)}, regression)
-    monkeypatch.setattr(many_models, "_TIMED", timed)
     guess = many_models.guess_update(problem, 0.1, 0)
-    assert guess == 2 * 1.0 * rows / part + 0.5
-    assert len(seen) == 4 * part
+    assert guess == 2 * (1.5 * rows / 5 if quick else 1.0 * rows / 2) + 0.5
+    assert len(seen) == 4 * 2 + 4 * 5 * quick
     assert not np.any(seen)
 
 

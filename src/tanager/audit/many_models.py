@@ -32,8 +32,8 @@ from tanager.training.step import Step
 from tanager.training.unit import Unit
 
 
-_TIMED = 128
-"""The largest number of images in the gradient that `guess_update` times."""
+_FEW, _MANY = 16, 128  # images in the gradient that `guess_update` times
+_QUICK = 0.1  # seconds that this of few takes, where many are timed
 
 
 def with_rates(
@@ -60,35 +60,44 @@ def guess_update(problem: Problem, rate: float, multiplicity: int) -> float:
     It is the time of drawing a batch, and twice that of a plain gradient of as many
     zeros, whose program is compiled much sooner than that of many models: LeNet's
     update takes 2.0 times as long as its plain gradient on two cores. Of a large batch,
-    the gradient of a part is timed.
+    the gradient of a part is timed, of a small part where that takes long enough.
     """
     groups, size = problem.groups, problem.size()
     unit = Unit.of(problem, multiplicity)
     whole = _rows(size, rate, groups is not None)
     images = max(1, multiplicity) * math.prod(unit.shape(1))
-    part = min(whole, max(1, _TIMED // images))
-    shape = unit.shape(part)
     one = jax.tree.map(np.asarray, problem.source()[0])
-    zeros = jax.tree.map(lambda leaf: np.zeros((*shape, *leaf.shape), leaf.dtype), one)
-    rows = PhysicalBatch(zeros, np.ones(shape, bool), np.zeros(shape, np.int32))
 
     def loss(trained: PyTree, fixed: PyTree, batch: PhysicalBatch) -> Array:
         views = unit.views(batch, jax.random.key(0))
         model = eqx.combine(trained, fixed)
         return jnp.mean(jax.vmap(unit.loss, (None, 0))(model, views))
 
-    gradient, given = filter_jit(jax.grad(loss)), (*problem.split(), rows)
+    gradient, given = filter_jit(jax.grad(loss)), problem.split()
+
+    def plain(part: int) -> float:
+        shape = unit.shape(part)
+        zeros = jax.tree.map(lambda x: np.zeros((*shape, *x.shape), x.dtype), one)
+        rows = PhysicalBatch(zeros, np.ones(shape, bool), np.zeros(shape, np.int32))
+        jax.block_until_ready(gradient(*given, rows))  # compiles
+        return _least(lambda: jax.block_until_ready(gradient(*given, rows)))
+
+    few, many = (min(whole, max(1, most // images)) for most in (_FEW, _MANY))
+    part, seconds = few, plain(few)
+    if seconds < _QUICK and many > few:
+        part, seconds = many, plain(many)
     mechanism = Mechanism(rate, 1.0, 1)
     sampler = PoissonSampler(mechanism, size, Seed.from_os(), size, groups)
-    jax.block_until_ready(gradient(*given))
+    return 2 * seconds * whole / part + _least(lambda: sampler.indices(0))
+
+
+def _least(work: Callable[[], Any]) -> float:
+    """Return the least seconds that it takes, of three times."""
     times = []
     for _ in range(3):
         began = time.perf_counter()
-        jax.block_until_ready(gradient(*given))
-        computed = time.perf_counter()
-        sampler.indices(0)
-        drawn = time.perf_counter() - computed
-        times.append(2 * (computed - began) * whole / part + drawn)
+        work()
+        times.append(time.perf_counter() - began)
     return min(times)
 
 
