@@ -110,7 +110,8 @@ def _settings() -> Iterator[None]:
 def _join(
     coordinator: str | None, hosts: int | None, host: int | None, timeout: float
 ) -> None:
-    given = None not in (coordinator, hosts, host)
+    named = {"coordinator": coordinator, "hosts": hosts, "host": host}
+    missing = [name for name, value in named.items() if value is None]
     if hosts is not None:
         validate.whole(hosts=hosts, at_least=1)
     if host is not None:
@@ -130,14 +131,12 @@ def _join(
             coordinator,
             hosts,
             host,
-            cluster_detection_method="deactivate" if given else None,
+            cluster_detection_method=None if missing else "deactivate",
             initialization_timeout=int(timeout) + 30,
             heartbeat_timeout_seconds=SILENCE,
             shutdown_timeout_seconds=_GOODBYE,
         )
     except ValueError as error:
-        named = {"coordinator": coordinator, "hosts": hosts, "host": host}
-        missing = [name for name, value in named.items() if value is None]
         if not missing or "defined" not in str(error):
             raise
         remedy = "give coordinator, hosts and host; JAX finds them itself only under "
@@ -311,13 +310,13 @@ def from_chief(function: Callable[[], Any]) -> Any:
     """
     if count() == 1:
         return function()
+    key = _next_word()
     if not is_chief():
-        word = json.loads(_store().blocking_key_value_get(_next_word(), _PATIENCE))
+        word = json.loads(_store().blocking_key_value_get(key, _PATIENCE))
         if "error" in word:
             kind = OSError if word["of_system"] else ValueError
             raise kind(f"host 0: {word['error']}")
         return word["value"]
-    key = _next_word()
     try:
         value = function()
     except (ValueError, OSError) as error:

@@ -90,9 +90,7 @@ class Layout:
     def spec(self, shape: tuple[int, ...]) -> PartitionSpec:
         """Return the spec of a parameter: its longest axis that divides is cut."""
         axis = self._cut(shape)
-        if axis is None:
-            return PartitionSpec()
-        return PartitionSpec(*[None] * axis, AXIS)
+        return _WHOLE if axis is None else PartitionSpec(*[None] * axis, AXIS)
 
     def specs(self, tree: PyTree) -> PyTree:
         """Return `spec` for every array of a tree."""
@@ -100,11 +98,7 @@ class Layout:
 
     def on_mesh(self, specs: PyTree) -> PyTree:
         """Return specs as shardings on the mesh."""
-        return jax.tree.map(
-            lambda spec: NamedSharding(self.mesh, spec),
-            specs,
-            is_leaf=lambda node: isinstance(node, PartitionSpec),
-        )
+        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
 
     # From the host to the devices and back.
 
@@ -125,7 +119,7 @@ class Layout:
 
     def everywhere(self, tree: PyTree) -> PyTree:
         """Place a copy of every array on every device."""
-        sharding = NamedSharding(self.mesh, PartitionSpec())
+        sharding = NamedSharding(self.mesh, _WHOLE)
         return jax.tree.map(lambda leaf: _place(leaf, sharding), tree)
 
     def shapes(self, tree: PyTree, specs: PyTree = _WHOLE) -> PyTree:
@@ -143,15 +137,13 @@ class Layout:
                 part,
             )
 
-        return jax.tree.map(
-            below, specs, tree, is_leaf=lambda node: isinstance(node, PartitionSpec)
-        )
+        return jax.tree.map(below, specs, tree)
 
     def gathered_everywhere(self, tree: PyTree) -> PyTree:
         """Return placed parameters whole, on every device."""
         if not self.shard_parameters:
             return tree
-        everywhere = NamedSharding(self.mesh, PartitionSpec())
+        everywhere = NamedSharding(self.mesh, _WHOLE)
         return jax.jit(lambda tree: tree, out_shardings=everywhere)(tree)
 
     def whole(self, tree: PyTree) -> PyTree:
@@ -218,9 +210,7 @@ class Layout:
         """
 
         def meet(leaf: Array, like: Any) -> Array:
-            if self._cut(np.shape(like)) is None:
-                return jnp.sum(leaf, axis=0)
-            return leaf
+            return leaf.sum(axis=0) if self._cut(np.shape(like)) is None else leaf
 
         return self.constrain(jax.tree.map(meet, tree, like))
 
