@@ -178,16 +178,18 @@ def audit_membership(
     if sweep_models is None:
         sweep_models = models // 2
     rounds = _rounds(len(settings), sweep_models)
-    rate, in_all = attack.batch_size / size, _tried(rounds) + models
+    rate, in_all = attack.batch_size / size, models
+    for (_, before), (left, by_then) in itertools.pairwise([(0, 0), *rounds]):
+        in_all += left * (by_then - before)
     recorded = None if out is None else Path(out) / "scores.jsonl"
     trained = 0.0
     if recorded is not None and recorded.exists():
         trained = min(recorded.read_bytes().count(b"\n"), in_all)
 
-    def report(phase: str, reached: float, models: int, known: str) -> None:
+    def report(phase: str, reached: float, known: str) -> None:
         nonlocal trained
-        trained = reached
-        on_models(phase, reached, models, known)
+        trained = min(reached, in_all)
+        on_models(phase, trained, in_all, known)
 
     mechanisms = {
         count: calibrate(epsilon=epsilon, delta=delta, sample_rate=rate, steps=count)
@@ -206,21 +208,21 @@ def audit_membership(
             f"about {duration(left)} left (first guess: {guess:.2g} s an update of one "
             "model, as long as drawing a batch and two plain gradients)"
         )
-        report("getting ready", trained, in_all, known)
+        report("getting ready", trained, known)
     both = _with_canaries(source, canaries)
     data = joined(problem, both, len(canaries))
     with_both = dataclasses.replace(problem, data=data)
     made: dict[tuple[float, int], ManyModels] = {}
 
-    def measuring(what: str) -> None:
-        report("measuring how to clip", trained, in_all, what)
-
     def program(clip_norm: float, steps: int) -> ManyModels:
         if (clip_norm, steps) not in made:
             made.clear()  # first, so that the memory of only one is held
-            algorithm = attack.algorithm(mechanisms[steps], clip_norm, size)
-            one = ManyModels(with_both, algorithm, strategy, measuring)
-            made[clip_norm, steps] = one
+            made[clip_norm, steps] = ManyModels(
+                with_both,
+                attack.algorithm(mechanisms[steps], clip_norm, size),
+                strategy,
+                lambda what: report("measuring how to clip", trained, what),
+            )
         return made[clip_norm, steps]
 
     secret = secret_of(out, seed)
@@ -252,7 +254,6 @@ def audit_membership(
         secret,
         Records(recorded),
         models_at_once,
-        in_all,
         report,
     )
 
@@ -326,15 +327,6 @@ def _rounds(settings: int, models: int) -> list[tuple[int, int]]:
         trained += 2 * max(FEWEST, round(more / 2))
         rounds.append((left, trained))
     return rounds
-
-
-def _tried(rounds: Sequence[tuple[int, int]]) -> int:
-    """Return how many models phase I trains."""
-    before, tried = 0, 0
-    for left, trained in rounds:
-        tried += left * (trained - before)
-        before = trained
-    return tried
 
 
 def _highest_provable(estimator: Estimator, models: int, epsilon: float) -> float:

@@ -64,10 +64,7 @@ class Records:
         remedy = "delete it, and its models are trained again"
         self.lines = read_json_lines(path, remedy=remedy)
         check_record(path, self.lines, [_SCORE], remedy)
-        whole = path.read_bytes()
-        whole_lines = whole.rfind(b"\n") + 1
-        if whole_lines < len(whole):
-            os.truncate(path, whole_lines)
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
     def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Add lines; on return they are on the disk."""
@@ -84,8 +81,8 @@ class MembershipTrainer:
     """Trains the models that a phase asks for and that are not on record.
 
     `program` returns what trains the models of a clipping norm and number of steps;
-    `canaries` are the names of the last examples of its data; `models` are how many
-    both phases train. See `audit_membership`.
+    `canaries` are the names of the last examples of its data. `report` is called with
+    the phase, how many models are trained, and what is being done or known so far.
     """
 
     program: Callable[[float, int], ManyModels]
@@ -94,8 +91,7 @@ class MembershipTrainer:
     secret: Seed
     records: Records
     models_at_once: int
-    models: int
-    report: Callable[[str, float, int, str], None]
+    report: Callable[[str, float, str], None]
 
     def __post_init__(self):
         self._scores = {
@@ -115,8 +111,9 @@ class MembershipTrainer:
                 setting = self.settings[index]
                 seen[index] = Tried(setting, models, total_variation(*scores[index]))
             best.sort(key=lambda index: -seen[index].total_variation)
-        ranked = sorted(seen.values(), key=lambda tried: -tried.total_variation)
-        return sorted(ranked, key=lambda tried: -tried.models)
+        return sorted(
+            seen.values(), key=lambda tried: (-tried.models, -tried.total_variation)
+        )
 
     def scores(
         self,
@@ -139,8 +136,7 @@ class MembershipTrainer:
         missing.sort(key=lambda job: (self._key(job), job))
 
         def tell(known: str, making: float = 0.0) -> None:
-            trained = min(len(self._scores) + making, self.models)
-            self.report(name, trained, self.models, known)
+            self.report(name, len(self._scores) + making, known)
 
         for _, alike in itertools.groupby(missing, key=self._key):
             group, known = list(alike), ""
