@@ -12,7 +12,7 @@ import importlib.metadata
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -138,13 +138,7 @@ def environment(rows: int, clipping: str) -> dict[str, Any]:
 
 def of_settings(config: Mapping[str, Any]) -> str:
     """Return a digest of all settings that must be the same on every host."""
-
-    def shared(value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        return {k: shared(each) for k, each in value.items() if k not in _OF_A_HOST}
-
-    text = json.dumps(shared(config), sort_keys=True, default=repr)
+    text = json.dumps(_without(_OF_A_HOST, config), sort_keys=True, default=repr)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -212,7 +206,7 @@ def check_fingerprint(
             and (comparable or name not in ("loss", "optimizer", "augmentation"))
         ]
         _refuse_changes(folder, changes)
-    text = json.dumps([_comparable(config), now], sort_keys=True)
+    text = json.dumps([_without(_MAY_CHANGE, config), now], sort_keys=True)
     stream = seed.fingerprint(text.encode())[:16]
     streams = [name for name in streams if name != stream] + [stream]
     write_json(folder.config, config)
@@ -315,18 +309,15 @@ def contents(tree: PyTree) -> bytes:
     return digest.digest()
 
 
-def _comparable(config: Any) -> Any:
+def _without(names: Collection[str], config: Any) -> Any:
     if isinstance(config, Mapping):
-        return {
-            name: _comparable(value)
-            for name, value in config.items()
-            if name not in _MAY_CHANGE
-        }
+        kept = (name for name in config if name not in names)
+        return {name: _without(names, config[name]) for name in kept}
     return list(config) if isinstance(config, tuple) else config
 
 
 def _differences(before: Any, now: Any, name: str = "") -> list[str]:
-    before, now = _comparable(before), _comparable(now)
+    before, now = _without(_MAY_CHANGE, before), _without(_MAY_CHANGE, now)
     if isinstance(before, dict) and isinstance(now, dict):
         return [
             line
