@@ -50,9 +50,7 @@ class Accumulator(NamedTuple):
 
 def empty(sums: PyTree, layout: Layout) -> Accumulator:
     """Return the accumulator of an empty logical batch with these shapes of its sum."""
-    total = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), layout.accumulator_shapes(sums)
-    )
+    total = jax.tree.map(jnp.zeros_like, layout.accumulator_shapes(sums))
     none = jnp.zeros(layout.count, jnp.int32)
     losses = jnp.zeros(layout.count, jnp.float32)
     bins = jnp.zeros((layout.count, norms.BINS), jnp.int32)

@@ -117,21 +117,22 @@ class Step:
                 memory=runtime.memory,
                 trainable=trainable,
             )
-            sensitivity = self.grad_fn.sensitivity
+            sensitivity, released = self.grad_fn.sensitivity, self.params
             if algorithm.adaptive is not None:
                 batch_size = self.sampler.expected_batch_size
                 own = algorithm.adaptive.of(self.grad_fn, mechanism, batch_size)
                 self.adaptive, sensitivity = own, own.sensitivity
-            released = self._released(self.params)
+                released = own.released(self.params)
             self.noise = GaussianNoise(mechanism, sensitivity, seed, released)
             self._sums = self.noise.grid
             self._sums.require_room(self.sampler.expected_batch_size, sensitivity)
         self.forget_traces()
         self._update_jitted = jit(self._update, donate_argnums=0)
 
-    def _released(self, params: PyTree) -> PyTree:
-        """Return shapes like what is added up, and released with noise."""
-        return params if self.adaptive is None else self.adaptive.released(params)
+    def _added_up(self, params: PyTree) -> PyTree:
+        """Return the shapes of what is added up, and released with noise."""
+        released = params if self.adaptive is None else self.adaptive.released(params)
+        return self._sums.shapes(released)
 
     def with_seed(self, seed: Seed) -> Self:
         """Return this step with another secret; what was traced is not traced again.
@@ -174,7 +175,7 @@ class Step:
         """Return shapes and placement of what `_accumulate` takes, without the key."""
         rows = self.unit.shape(size)
         held = (self._examples,) if self.in_memory else rows
-        sums = self._sums.shapes(self._released(params))
+        sums = self._added_up(params)
         batch = PhysicalBatch(
             jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct((*held, *leaf.shape[1:]), leaf.dtype),
@@ -214,7 +215,6 @@ class Step:
     def start(self, params: PyTree) -> State:
         """Return the state before the first update: copies, placed on the devices."""
         params = self.layout.parameters(params)
-
         return State(params, *jax.jit(self._first)(params))
 
     def _first(self, params: PyTree) -> tuple[PyTree, PyTree, PyTree]:
@@ -228,7 +228,7 @@ class Step:
     @functools.cached_property
     def zero(self) -> Callable[[], Accumulator]:
         """What makes the accumulator of an empty logical batch."""
-        sums = self._sums.shapes(self._released(self.params))
+        sums = self._added_up(self.params)
         return jax.jit(
             functools.partial(empty, sums, self.layout),
             out_shardings=self.layout.on_mesh(specs(sums, self.layout)),
@@ -300,7 +300,7 @@ class Step:
         layout, each = self.layout, PartitionSpec(AXIS)
         return (
             layout.specs((params, frozen)),
-            specs(self._sums.shapes(self._released(params)), layout),
+            specs(self._added_up(params), layout),
             PhysicalBatch(PartitionSpec() if self.in_memory else each, each, each),
             PartitionSpec(),
             PartitionSpec(),
@@ -366,9 +366,8 @@ class Step:
 
         Pure, for `jax.vmap` over runs; arguments as of `accumulate` and `apply`.
         """
-        params = state.params
-        none = empty(self._sums.shapes(self._released(params)), self.layout)
-        norm = state.clip_norm
+        params, norm = state.params, state.clip_norm
+        none = empty(self._added_up(params), self.layout)
         sums = self._accumulate_here(params, self.frozen, none, batch, key, norm)
         total = jax.tree.map(lambda leaf: leaf[0], sums.sum)
         return self._apply(state, total, drawn, step)
@@ -385,7 +384,7 @@ class Step:
         accumulate = self._accumulate_jitted.lower(
             params, frozen, total, batch, key, norm
         )
-        drawn = self.noise and self._sums.shapes(self._released(self.params))
+        drawn = self.noise and self._added_up(self.params)
         first = State(params, *jax.eval_shape(self._first, params))
         first, drawn = layout.shapes((first, drawn), layout.specs((first, drawn)))
         return accumulate, self._update_jitted.lower(first, total, drawn, number)
@@ -397,8 +396,8 @@ class Step:
         drawn: Whole | None,
         step: Int[Array, ""],
     ) -> tuple[State, Counts, UInt32[Array, "4"]]:
-        like = self._sums.shapes(self._released(state.params))
-        total = self._sums.carried(self.layout.reduce(accumulator.sum, like))
+        summed = self.layout.reduce(accumulator.sum, self._added_up(state.params))
+        total = self._sums.carried(summed)
         made = checksum(total) if isinstance(total, Whole) else jnp.zeros(4, jnp.uint32)
         state = self.layout.constrain(self._apply(state, total, drawn, step))
         counts = jax.tree.map(functools.partial(jnp.sum, axis=0), accumulator.counts)
