@@ -247,7 +247,7 @@ class Account:
             file = HashedFile(
                 self.path, self._accept(balance), self._damaged, mode=0o600
             )
-        with file:
+        with contextlib.closing(file):
             yield balance, append
 
     @contextlib.contextmanager

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 from tanager._files import locking, sync_folder
 from tanager._reading import MALFORMED, UnreadableFile, parse_json
@@ -110,12 +110,6 @@ class HashedFile:
     def close(self) -> None:
         """Close the file; adding a line afterwards is an error."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def read_lines(path: Path, accept: Accept, damaged: Callable[[int], str]) -> None:
