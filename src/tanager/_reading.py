@@ -60,10 +60,9 @@ def reading(
     except Exception as error:  # Libraries raise nearly anything.
         if isinstance(error, PermissionError):
             remedy = "give yourself the right to read it"
-        try:
-            refuse_file(file, f"{rule} ({reason(error)})", remedy, argument)
-        except UnreadableFile as refused:
-            raise refused from error
+        why = f"{rule} ({reason(error)})"
+        text = validate.message(argument, os.fspath(file), why, remedy)
+        raise UnreadableFile(text) from error
 
 
 def reason(error: Exception) -> str:
