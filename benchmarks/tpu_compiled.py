@@ -42,7 +42,7 @@ from jax.experimental import topologies
 
 from tanager import _validate as validate
 from tanager.bench import machine, programs
-from tanager.bench.collectives import exchanged
+from tanager.bench.scaling import exchanged
 from tanager.bench.timing import describe
 from tanager.bench.workload import SGD, Workload
 from tanager.compiling import bytes_needed

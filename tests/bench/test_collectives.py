@@ -4,7 +4,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from tanager.bench.collectives import exchanged
+from tanager.bench.scaling import exchanged
 from tanager.parallel.layout import AXIS, Layout
 
 

@@ -14,6 +14,7 @@ throughput of one device times their number. Programs take turns as in
 import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +23,6 @@ import numpy as np
 
 from tanager import _validate as validate
 from tanager.bench import cluster, programs
-from tanager.bench.collectives import exchanged
 from tanager.bench.machine import machine
 from tanager.bench.timing import Measurement, in_turns
 from tanager.bench.workload import Workload, logical_step
@@ -30,6 +30,11 @@ from tanager.clipping.analysis.dtypes import accumulation_dtype
 from tanager.parallel.layout import Layout
 from tanager.sampling import PhysicalBatch
 from tanager.training import tuning
+
+
+_KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"
+_CALL = re.compile(rf"= (.*?) ({_KINDS})(?:-start)?\(")
+_ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 
 
 class _Pair(NamedTuple):
@@ -78,8 +83,8 @@ class LogicalStep:
         batch = PhysicalBatch(examples, everyone, indices)
         self._batch = self._layout.rows(batch)
         self._state = step.start(params)
-        accumulate, update = step.lowered(examples, size)
-        return _exchanged(accumulate), _exchanged(update)
+        accumulate, update = (each.compile() for each in step.lowered(examples, size))
+        return exchanged(accumulate.as_text()), exchanged(update.as_text())
 
     def run(self) -> None:
         """Make one logical step and wait for it."""
@@ -211,11 +216,21 @@ def crowding(devices: int) -> str | None:
     )
 
 
-def _exchanged(lowered: jax.stages.Lowered) -> dict[str, int]:
-    text = lowered.compile().as_text()
-    if text is None:
+def exchanged(program: str | None) -> dict[str, int]:
+    """Return the bytes of the results of each kind of collective in optimised HLO.
+
+    What an all-reduce moves over a link depends on its algorithm: in a ring of n,
+    2 (n − 1)/n times these bytes. A collective in a loop counts once.
+    """
+    if program is None:
         raise RuntimeError("this device's compiler does not show its programs")
-    return exchanged(text)
+    found: dict[str, int] = {}
+    for arrays, kind in _CALL.findall(program):
+        found.setdefault(kind, 0)
+        for _, bits, sizes in _ARRAY.findall(arrays):
+            entries = math.prod(int(size) for size in sizes.split(",") if size)
+            found[kind] += math.ceil(entries * int(bits or 8) / 8)
+    return found
 
 
 def _bytes(

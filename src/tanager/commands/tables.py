@@ -15,11 +15,6 @@ def print_json(content: Any) -> int:
     return 0
 
 
-def exit_code(rows: list[dict[str, Any]]) -> int:
-    """Return the exit status: 1 where no row has a result."""
-    return int(all(row["error"] is not None for row in rows))
-
-
 def error_lines(rows: list[dict[str, Any]], of: str = "{strategy}") -> list[str]:
     """Return a line for each row that has an error, beginning with what it is `of`."""
     return [f"{of.format(**row)}: {row['error']}" for row in rows if row["error"]]

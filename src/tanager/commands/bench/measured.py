@@ -21,6 +21,13 @@ STOPPED = 130
 _VECTOR_MODELS = ("mlp", "linear")
 
 
+def exit_code(rows: list[dict[str, Any]], stopped: bool) -> int:
+    """Return the exit status: 1 where there are rows, and none has a result."""
+    if stopped:
+        return STOPPED
+    return int(bool(rows) and all(row["error"] is not None for row in rows))
+
+
 class Outcome(NamedTuple):
     """What a command found: for ``--json``, for people, and its exit status."""
 

@@ -7,14 +7,8 @@ from typing import Any
 from rich.table import Table
 
 from tanager import _validate as validate
-from tanager.commands.bench.measured import STOPPED, Measured, Outcome
-from tanager.commands.tables import (
-    error_lines,
-    exit_code,
-    milliseconds,
-    new_table,
-    number,
-)
+from tanager.commands.bench.measured import Measured, Outcome, exit_code
+from tanager.commands.tables import error_lines, milliseconds, new_table, number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +65,7 @@ class Step(Measured):
         if self.breakdown:
             record["notes"] = _notes(found.rows)
             lines += ["", _breakdown_table(found.rows), *record["notes"]]
-        code = STOPPED if found.stopped else exit_code(found.rows)
-        return Outcome(record, lines, code)
+        return Outcome(record, lines, exit_code(found.rows, found.stopped))
 
 
 def _step_table(rows: list[dict[str, Any]]) -> Table:
@@ -155,8 +148,8 @@ class Memory(Measured):
                 table.add_row(row["strategy"], f"{more}{row['physical_batch']}", ratio)
         none = [row["strategy"] for row in rows if row["physical_batch"] == 0]
         lines = [f"{name}: one example needs more memory than that" for name in none]
-        code = STOPPED if stopped else exit_code(rows)
-        return Outcome(record, [table, *error_lines(rows), *lines], code)
+        lines = [table, *error_lines(rows), *lines]
+        return Outcome(record, lines, exit_code(rows, stopped))
 
 
 @dataclasses.dataclass(frozen=True)

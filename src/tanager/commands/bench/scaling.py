@@ -9,11 +9,10 @@ import tyro
 from rich.table import Table
 
 from tanager import _validate as validate
-from tanager.commands.bench.measured import STOPPED, Measured, Outcome
+from tanager.commands.bench.measured import Measured, Outcome, exit_code
 from tanager.commands.tables import (
     digits,
     error_lines,
-    exit_code,
     milliseconds,
     new_table,
     number,
@@ -133,8 +132,7 @@ class Scaling(Measured):
             "repeats": self.repeats,
             "warnings": [warning] if warning else [],
         }
-        code = exit_code(found.rows) if found.rows else 0
-        return Outcome(record, lines, STOPPED if found.stopped else code)
+        return Outcome(record, lines, exit_code(found.rows, found.stopped))
 
     @property
     def _chunks(self) -> int:

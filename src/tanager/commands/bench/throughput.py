@@ -9,8 +9,8 @@ import tyro
 from rich.table import Table
 
 from tanager import _validate as validate
-from tanager.commands.bench.measured import STOPPED, Measured, Outcome
-from tanager.commands.tables import digits, error_lines, exit_code, new_table, number
+from tanager.commands.bench.measured import Measured, Outcome, exit_code
+from tanager.commands.tables import digits, error_lines, new_table, number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Throughput(Measured):
             [(self.model, rows), *others], self.plot
         ):
             lines += ["", f"Drawn to {self.plot}"]
-        return Outcome(record, lines, STOPPED if stopped else exit_code(rows))
+        return Outcome(record, lines, exit_code(rows, stopped))
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
