@@ -16,29 +16,22 @@ _MOST_CLASSES = 20  # of a confusion matrix that fits on a screen
 
 def print_labels(title: str, found: Mapping[str, Any]) -> None:
     """Print the measures of a model of any number of labels."""
-    console = new_console(markup=False)
-    console.print(f"{title}\n", soft_wrap=True)
     both = {"AUROC": "auroc", "average precision": "average_precision"}
-    rows = [
+    means = [
         (f"{name}, mean over labels", _percent(found[key]), between(found[key]))
         for name, key in both.items()
     ]
-    headings = ("measure", "value", "95 % interval")
-    console.print(new_table(*headings, rows=rows), soft_wrap=True)
-    keys = (*both.values(), "sensitivity", "specificity")
     headings = ("label", "examples", "AUROC", "95 % interval", "average precision")
     headings += ("95 % interval", "sensitivity", "specificity")
-    means, rows = rows, []
+    rows = []
     for each in found["per_class"]:
         cells = [each["class"], str(each["examples"])]
-        for key in keys:
+        for key in (*both.values(), "sensitivity", "specificity"):
             cells.append(_percent(each[key]))
             if key in both.values():
                 cells.append(between(each[key]))
         rows.append(cells)
-    console.print()
-    console.print(new_table(*headings, rows=rows), soft_wrap=True)
-    _explain(console, *means, *rows)
+    console = _print(title, means, headings, rows)
     console.print(
         "\nA label is named from a probability of 0.5 on. At random the AUROC is 50 %, "
         "and the average precision the share of examples that have the label."
@@ -48,29 +41,20 @@ def print_labels(title: str, found: Mapping[str, Any]) -> None:
 
 def print_classes(title: str, found: Mapping[str, Any]) -> None:
     """Print the measures of a model of classes."""
-    console = new_console(markup=False)
-    console.print(f"{title}\n", soft_wrap=True)
-    rows = [
-        ("accuracy", _percent(found["accuracy"]), between(found["accuracy"])),
-        *(
-            (name, _percent(found[key]), between(found[key]))
-            for name, key in (
-                ("top-5 accuracy", "top_5_accuracy"),
-                ("balanced accuracy", "balanced_accuracy"),
-                ("macro F1", "macro_f1"),
-                ("AUROC, one against the rest", "auroc"),
-            )
-            if found.get(key)
-        ),
-        (
-            f"always {found['majority_class']!r}, the largest class",
-            f"{100 * found['majority_share']:.1f} %",
-            "",
-        ),
+    names = {
+        "accuracy": "accuracy",
+        "top_5_accuracy": "top-5 accuracy",
+        "balanced_accuracy": "balanced accuracy",
+        "macro_f1": "macro F1",
+        "auroc": "AUROC, one against the rest",
+    }
+    of_all = [
+        (name, _percent(found[key]), between(found[key]))
+        for key, name in names.items()
+        if found.get(key)
     ]
-    headings = ("measure", "value", "95 % interval")
-    console.print(new_table(*headings, rows=rows), soft_wrap=True)
-    of_all = rows
+    largest = f"always {found['majority_class']!r}, the largest class"
+    of_all.append((largest, f"{100 * found['majority_share']:.1f} %", ""))
     rows = [
         (
             each["class"],
@@ -82,9 +66,7 @@ def print_classes(title: str, found: Mapping[str, Any]) -> None:
         for each in found["per_class"]
     ]
     headings = ("class", "examples", "accuracy", "95 % interval", "AUROC")
-    console.print()
-    console.print(new_table(*headings, rows=rows), soft_wrap=True)
-    _explain(console, *of_all, *rows)
+    console = _print(title, of_all, headings, rows)
     classes = found["classes"]
     if len(classes) <= _MOST_CLASSES:
         cells = zip(classes, found["confusion_matrix"], strict=True)
@@ -94,17 +76,29 @@ def print_classes(title: str, found: Mapping[str, Any]) -> None:
     console.print(f"\n{NOTE}", soft_wrap=True)
 
 
-def _explain(console: Console, *rows: Sequence[str]) -> None:
-    """Say what a dash in one of the rows means."""
+def _print(
+    title: str,
+    of_all: Sequence[Sequence[str]],
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+) -> Console:
+    """Print measures of all and of each class, and what a dash in them means."""
     from tanager.measures import FEWEST
 
-    if any("–" in row for row in rows):
+    console = new_console(markup=False)
+    console.print(f"{title}\n", soft_wrap=True)
+    measures = new_table("measure", "value", "95 % interval", rows=of_all)
+    console.print(measures, soft_wrap=True)
+    console.print()
+    console.print(new_table(*headings, rows=rows), soft_wrap=True)
+    if any("–" in row for row in (*of_all, *rows)):
         console.print(
             "–: not defined, because a class or label has no example or all of them, "
             f"or fewer than {FEWEST} (intervals of AUROC and precision), or the value "
             "is 0 or 100 %",
             soft_wrap=True,
         )
+    return console
 
 
 def _percent(interval: Mapping[str, float | None]) -> str:
