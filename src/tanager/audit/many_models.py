@@ -203,16 +203,14 @@ class ManyModels:
         each: Any = jax.tree.map(
             lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))), state
         )
-        hyperparameters = each.optimizer_state.hyperparams
+
+        def rates(state: State) -> Array:
+            return state.optimizer_state.hyperparams["learning_rate"]
+
         # Placed as an update returns them, or the second would be another program.
-        rates = jax.device_put(
-            np.asarray(learning_rates, np.float32),
-            hyperparameters["learning_rate"].sharding,
-        )
-        hyperparameters = hyperparameters | {"learning_rate": rates}
-        return each._replace(
-            optimizer_state=each.optimizer_state._replace(hyperparams=hyperparameters)
-        )
+        own = np.asarray(learning_rates, np.float32)
+        placed = jax.device_put(own, rates(each).sharding)
+        return eqx.tree_at(rates, each, placed)
 
     def _batches(
         self,

@@ -144,7 +144,6 @@ def bench_scaling(
     exchanges: dict[_Pair, tuple[dict[str, int], dict[str, int]]] = {}
 
     def prepare(pair: _Pair, found: Measurement) -> Callable[[int], None]:
-        del found
         made = LogicalStep(workload, *pair, physical_batch, parts[pair.devices])
         exchanges[pair] = made.prepare(report)
         # Twice: the second step is given what the first returned.
