@@ -67,7 +67,6 @@ class _Table(abc.ABC):
 
     def then(self, cells: Sequence["Cell"]) -> list["Mechanism"]:
         """Return what `train` will spend."""
-        del cells
         return []
 
     def train(

@@ -52,7 +52,11 @@ def run(arguments: Sequence[str]) -> int:
     options = flags.read(Arguments, "recipe", arguments)
     entry = recipes.get(options.name)
     if options.epsilon is not None:
-        entry = dataclasses.replace(entry, recipe=_at(entry, options.epsilon))
+        if entry.recipe.non_private:
+            rule = "must be left out: this recipe trains without privacy"
+            validate.refuse("epsilon", options.epsilon, rule)
+        recipe = entry.at_epsilon(options.epsilon)
+        entry = dataclasses.replace(entry, recipe=recipe)
     if options.examples is not None:
         validate.whole(examples=options.examples, at_least=1)
         if entry.recipe.dataset == "features":
@@ -66,13 +70,6 @@ def run(arguments: Sequence[str]) -> int:
         return print_json(shown)
     _print(shown)
     return 0
-
-
-def _at(entry: RecipeEntry, epsilon: float) -> Recipe:
-    if entry.recipe.non_private:
-        rule = "must be left out: this recipe trains without privacy"
-        validate.refuse("epsilon", epsilon, rule)
-    return entry.at_epsilon(epsilon)
 
 
 def _run_of(recipe: Recipe, examples: int | None) -> dict[str, Any]:

@@ -44,23 +44,11 @@ class Comparison:
 
 def run(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["compare"]:
-        options = flags.read(Comparison, "runs compare", arguments[1:])
-    else:
-        options = flags.read(Listing, "runs", arguments)
+        return _compare(flags.read(Comparison, "runs compare", arguments[1:]))
+    options = flags.read(Listing, "runs", arguments)
 
     from tanager.report import runs
 
-    if isinstance(options, Comparison):
-        if options.to.is_dir():
-            remedy = "name a file, such as comparison.html"
-            validate.refuse("to", str(options.to), "is a folder", remedy)
-        from tanager.training.export import check_claims
-
-        for each in options.runs:
-            if (each / "result.json").exists() or not (each / "ledger.jsonl").exists():
-                check_claims(each)
-        print(runs.write_comparison(options.runs, options.to))
-        return 0
     rows = []
     for each in runs.find_runs(options.folder):
         try:
@@ -70,20 +58,14 @@ def run(arguments: Sequence[str]) -> int:
     if options.json:
         return print_json({"runs": rows})
     labels = ["test AUROC"] * any(row["test_auroc_ema"] is not None for row in rows)
-    scores = ("test accuracy", "average", *labels)
-    table = new_table(
-        *("run", "ε", "δ", *scores, "state", "began", "recipe"),
-        texts=("state", "began", "recipe"),
-    )
+    texts = ("state", "began", "recipe")
+    headings = ("run", "ε", "δ", "test accuracy", "average", *labels, *texts)
+    table = new_table(*headings, texts=texts)
     for row in rows:
-        epsilon = row["epsilon"]
+        epsilon = "—" if row["epsilon"] is None else format_epsilon(row["epsilon"])
         table.add_row(
             row["run"],
-            "NOT PRIVATE"
-            if row["private"] is False
-            else "—"
-            if epsilon is None
-            else format_epsilon(epsilon),
+            "NOT PRIVATE" if row["private"] is False else epsilon,
             "—" if row["delta"] is None else format_delta(row["delta"]),
             number(row["test_accuracy"], "{:.2%}"),
             number(row["test_accuracy_ema"], "{:.2%}"),
@@ -93,4 +75,18 @@ def run(arguments: Sequence[str]) -> int:
             row["recipe"] or "—",
         )
     new_console(width=1000).print(table)
+    return 0
+
+
+def _compare(options: Comparison) -> int:
+    from tanager.report import runs
+    from tanager.training.export import check_claims
+
+    if options.to.is_dir():
+        remedy = "name a file, such as comparison.html"
+        validate.refuse("to", str(options.to), "is a folder", remedy)
+    for each in options.runs:
+        if (each / "result.json").exists() or not (each / "ledger.jsonl").exists():
+            check_claims(each)
+    print(runs.write_comparison(options.runs, options.to))
     return 0

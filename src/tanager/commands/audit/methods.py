@@ -2,7 +2,7 @@
 
 import dataclasses
 import tempfile
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,11 +138,11 @@ def membership(
         rule = "must be clip or automatic for membership, whose settings have one norm"
         remedy = "or audit by --method replay or white-box"
         validate.refuse("clipping", recipe.clipping, rule, remedy)
-    claimed = recipe.epsilon, recipe.delta
+    epsilon, delta = recipe.epsilon, recipe.delta
     console = new_console(stderr=True, quiet=options.json)
     console.print(
-        f"{name}: attack on ε = {format_epsilon(claimed[0])} at δ = "
-        f"{format_delta(claimed[1])}, by {options.models} models and those of "
+        f"{name}: attack on ε = {format_epsilon(epsilon)} at δ = "
+        f"{format_delta(delta)}, by {options.models} models and those of "
         "phase I; reading the data"
     )
     dataset = runner.load(recipe)
@@ -152,11 +152,13 @@ def membership(
     recipe, chosen = _chosen(recipe, dataset, options)
     secret = RunFolder(out).seed(recipe.seed)
     canaries = _canaries(dataset, options.canary_kinds, secret)
-    task = _task(recipe, dataset, out, options, _stacked(canaries.values()))
+    stacked = jax.tree.map(lambda *each: np.stack(each), *canaries.values())
+    task = _task(recipe, dataset, out, options, as_source(stacked))
     seen = {name: task.test[place] for place, name in enumerate(canaries)}
     account = account_of(recipe, dataset, "audit")
     attack = Attack(
-        *claimed,
+        epsilon,
+        delta,
         style=recipe.style,
         augmentation_multiplicity=recipe.augmentation_multiplicity,
         confidence=_confidence(options),
@@ -334,11 +336,11 @@ def _canaries(
     like = dataset.train[0]
     name = "image" if "image" in like else "features"
     value = np.asarray(like[name])
-    label = np.asarray(like["label"])
+    dtype = np.asarray(like["label"]).dtype
     random = secret.generator("canary")
 
     def example(value: np.ndarray, of_class: int) -> dict[str, np.ndarray]:
-        return {**like, name: value, "label": np.asarray(of_class, label.dtype)}
+        return {**like, name: value, "label": np.asarray(of_class, dtype)}
 
     found = {}
     if "blank" in kinds and name == "image":  # constant features have no gradient
@@ -365,7 +367,3 @@ def _canaries(
             rule = "make no canary of these kinds on features"
         validate.refuse("canary_kinds", " ".join(kinds), rule, "add noise")
     return found
-
-
-def _stacked(examples: Iterable[Any]) -> Source:
-    return as_source(jax.tree.map(lambda *leaves: np.stack(leaves), *examples))
