@@ -38,7 +38,7 @@ from tanager.clipping.transform import split
 from tanager.gaussian import LARGEST_SCALE, rounded_normals, scale_of
 from tanager.grid import Grid, Whole, checksum, halves
 from tanager.privacy.ledger import Ledger
-from tanager.privacy.mechanism import Mechanism
+from tanager.privacy.mechanism import Mechanism, require_step
 from tanager.seed import Seed
 
 
@@ -162,7 +162,7 @@ class GaussianNoise:
                 "step must be a number here, but it is traced: call noise(total, "
                 "step), which draws inside a compiled program, or draw before it"
             )
-        self._require(step)
+        require_step(self.mechanism, step)
         leaves, structure = jax.tree.flatten(self._like)
         ends = np.cumsum([leaf.size for leaf in leaves], dtype=np.int64)[:-1]
 
@@ -228,7 +228,7 @@ class GaussianNoise:
         if not held:
             raise ValueError(CHANGED)
         number = int(np.asarray(step))
-        self._require(number)
+        require_step(self.mechanism, number)
         if number < self.first_step:
             validate.refuse(
                 "step",
@@ -252,13 +252,6 @@ class GaussianNoise:
         if self.ledger is not None:
             self.ledger.charge(self.mechanism, number, self._stream)
         return self.draw(number)
-
-    def _require(self, step: int) -> None:
-        validate.whole(step=step, at_least=0)
-        if step >= (steps := self.mechanism.steps):
-            validate.refuse(
-                "step", step, f"must be below the mechanism's {steps} steps"
-            )
 
     def _numbers(self, step: int) -> np.ndarray:
         count = self.grid.coordinates

@@ -23,7 +23,7 @@ import numpy as np
 
 from tanager import _validate as validate
 from tanager.groups import Groups
-from tanager.privacy.mechanism import Mechanism
+from tanager.privacy.mechanism import Mechanism, require_step
 from tanager.seed import Seed
 
 
@@ -161,12 +161,8 @@ class PoissonSampler:
             ValueError: `step` is outside the run. A step past the horizon has not been
                 accounted for, and there is no batch for it.
         """
-        steps = self.mechanism.steps
-        validate.whole(step=step, at_least=0)
-        if step >= steps:
-            rule = f"must be below the mechanism's {steps} steps"
-            remedy = "more steps cost more privacy: plan a mechanism that has them"
-            validate.refuse("step", step, rule, remedy)
+        remedy = "more steps cost more privacy: plan a mechanism that has them"
+        require_step(self.mechanism, step, remedy)
         if self.mechanism.sample_rate == 1:
             return np.arange(self.examples, dtype=np.int64)
         below, rest = divmod(Fraction(self.mechanism.sample_rate) * 2**64, 1)

@@ -23,7 +23,7 @@ from typing import Any, NoReturn, Self
 from tanager import _validate as validate
 from tanager._reading import is_count
 from tanager.privacy.hashed_file import HashedFile, read_lines
-from tanager.privacy.mechanism import Adjacency, Mechanism
+from tanager.privacy.mechanism import Adjacency, Mechanism, require_step
 
 
 CLASS_COUNTS = "class counts"
@@ -75,11 +75,7 @@ class Ledger:
                 stream for another mechanism.
         """
         validate.instance(Mechanism, mechanism=mechanism)
-        validate.whole(step=step, at_least=0)
-        if step >= mechanism.steps:
-            validate.refuse(
-                "step", step, f"must be below the mechanism's {mechanism.steps} steps"
-            )
+        require_step(mechanism, step)
         single = dataclasses.replace(mechanism, steps=1)
         before = self._charges.get((stream, step))
         if before == single:

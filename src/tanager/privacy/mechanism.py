@@ -103,6 +103,14 @@ class Mechanism:
             )
 
 
+def require_step(mechanism: Mechanism, step: int, remedy: str = "") -> None:
+    """Refuse a step that is none of the mechanism's, which are numbered from 0."""
+    validate.whole(step=step, at_least=0)
+    if step >= mechanism.steps:
+        rule = f"must be below the mechanism's {mechanism.steps} steps"
+        validate.refuse("step", step, rule, remedy)
+
+
 def common_adjacency(mechanisms: Sequence[Mechanism]) -> Adjacency:
     """Return the adjacency of all mechanisms; of none it is zero-out.
 
