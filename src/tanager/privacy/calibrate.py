@@ -179,7 +179,7 @@ def _complete(
         )
 
     def cheap(value: float) -> float:
-        return _log_size(target.cheap(mechanism(value)), target.size(target.budget))
+        return _log_size(target.cheap(mechanism(value)), target)
 
     guess = _guess(unknown, cheap)
     if accountant == Accountant.PLD:
@@ -273,16 +273,16 @@ def _refuse(unknown: _Unknown, target: _Target, how: str, remedy: str) -> NoRetu
 
 def _log_ratio(spent: float, target: _Target) -> float:
     """Return log(spent / budget) of their sizes; above 0 only if it overspends."""
-    ratio = _log_size(target.size(spent), target.size(target.budget))
+    ratio = _log_size(target.size(spent), target)
     return min(ratio, 0.0) if spent <= target.budget else max(ratio, 1e-12)
 
 
-def _log_size(size: float, budget: float) -> float:
-    """Return log(size / budget), cut off at ±50."""
+def _log_size(size: float, target: _Target) -> float:
+    """Return log(size / the budget's), cut off at ±50."""
     if size <= 0:
         return -50.0
-    tiny = 1e-300
-    return max(-50.0, min(50.0, math.log(size) - math.log(max(budget, tiny))))
+    budget = max(target.size(target.budget), 1e-300)
+    return max(-50.0, min(50.0, math.log(size) - math.log(budget)))
 
 
 def _guess(unknown: _Unknown, log_ratio: _LogRatio) -> float:
