@@ -121,11 +121,9 @@ class Options:
     json: flags.Json = False
 
     def __post_init__(self):
-        for name in ("audited_examples", "audited_steps"):
+        for name in ("audited_examples", "audited_steps", "canaries"):
             if getattr(self, name) is not None:
                 validate.whole(at_least=1, **{name: getattr(self, name)})
-        if self.canaries is not None:
-            validate.whole(canaries=self.canaries, at_least=1)
 
     def refuse_unused(self, recipe: Recipe, given: Collection[str]) -> None:
         """Refuse flags that were given and that the method does not heed."""

@@ -177,10 +177,8 @@ class Scaling(Measured):
 
         if self.logical_batch is not None:
             if self.chunks is not None:
-                remedy = "leave one of them away"
-                validate.refuse(
-                    "chunks", self.chunks, "does not go with logical_batch", remedy
-                )
+                rule = "does not go with logical_batch"
+                validate.refuse("chunks", self.chunks, rule, "leave one of them away")
             validate.whole(logical_batch=self.logical_batch, at_least=1)
         if self.simulate is None:
             remedy = "give --simulate hosts=…,devices=…,bandwidth=…, too"
@@ -190,10 +188,9 @@ class Scaling(Measured):
             return None
         cluster = Cluster.parse(self.simulate)
         validate.whole(physical_batch=self.physical_batch, at_least=1)
-        if self.chunks is not None:
-            validate.whole(chunks=self.chunks, at_least=1)
-        if self.parameter_bytes is not None:
-            validate.whole(parameter_bytes=self.parameter_bytes, at_least=1)
+        for name in ("chunks", "parameter_bytes"):
+            if (given := getattr(self, name)) is not None:
+                validate.whole(at_least=1, **{name: given})
         for seconds in self.step_seconds:
             validate.positive(step_seconds=seconds)
         if self.step_seconds and len(self.step_seconds) != len(self.strategies):
@@ -209,9 +206,8 @@ class Scaling(Measured):
     def _examples(self) -> str:
         if self.logical_batch is not None:
             return f"logical batches of {self.logical_batch:,} on all devices"
-        return (
-            f"logical batches of {self.chunks or 4} × {self.physical_batch} per device"
-        )
+        each = f"{self._chunks} × {self.physical_batch}"
+        return f"logical batches of {each} per device"
 
     def _links(self, cluster: "Cluster") -> str:
         within = "no time within a host"
