@@ -335,3 +335,12 @@ def test_an_audit_says_what_it_charged(said, tmp_path):
     code, _, errors = said(f"{words} --out more")
     assert code == 2 and "has a limit of ε = 0.01" in errors
     assert not (tmp_path / "more").exists()
+
+
+def test_a_pipe_is_given_long_names_and_their_epsilon(said, tmp_path):
+    name = f"/data/{'a' * 200}/run"
+    charge = Charge("run", name, "1", 1e-5, (Mechanism(1.0, 3.0, 4),))
+    Account(tmp_path / "new").charge(charge)
+    code, printed, _ = said("account new")
+    epsilon = format_epsilon(accountant.epsilon(charge.mechanisms[0], 1e-5))
+    assert (code, printed.splitlines()[1].split()[-3:]) == (0, ["4", epsilon, name])

@@ -211,8 +211,6 @@ def _content(account: Account, balance: Balance, delta: float) -> dict[str, Any]
 
 def _print(content: dict[str, Any]) -> None:
     console = new_console(markup=False)
-    if not console.is_terminal:
-        console.width = 160
     headings = ("charged (UTC)", "what", "q", "σ", "steps", "ε alone", "name")
     table = new_table(*headings, texts=("what", "name"))
     for charge in content["charges"]:

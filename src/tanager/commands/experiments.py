@@ -342,8 +342,6 @@ def _print(
     rows: list[dict[str, Any]], out: Path, word: str, more: dict[str, Any] | None
 ) -> None:
     console = new_console(markup=False)
-    if not console.is_terminal:
-        console.width = 160
     own = ("batch_size", "learning_rate", "epsilon")  # have a column
     names = [n for n in {n: 0 for row in rows for n in row["title"]} if n not in own]
     best = _best(rows)
