@@ -118,9 +118,8 @@ def audit_one_run(
     of_both = dataclasses.replace(problem, data=data, account=account, **unfinished)
     runtime = runtime or Runtime(progress=False)
     result = train(of_both, audited, runtime, out=out, seed=seed)
-    models = problem.params, result.params
-    before, after = (_losses(problem.loss, each, candidates) for each in models)
-    scores = finite(before - after)
+    before = _losses(problem.loss, problem.params, candidates)
+    scores = finite(before - _losses(problem.loss, result.params, candidates))
     guesses = guess(scores, included, made)
     inside, outside = scores[included], scores[~included]
     return OneRun(

@@ -214,9 +214,8 @@ def models_needed(epsilon: float, *, delta: float, confidence: float) -> int:
     validate.not_negative(epsilon=epsilon)
     # (1 − u − δ)/u = e^ε at the bound u = 1 − ((1 − confidence)/2)^(1/n) of no error.
     if epsilon > _LARGEST_EXPONENT:
-        validate.refuse(
-            "epsilon", epsilon, f"must be at most {_LARGEST_EXPONENT}", "claim less"
-        )
+        rule = f"must be at most {_LARGEST_EXPONENT}"
+        validate.refuse("epsilon", epsilon, rule, "claim less")
     rate = (1 - delta) / (1 + math.exp(epsilon))
     return math.ceil(math.log((1 - confidence) / 2) / math.log1p(-rate))
 
@@ -224,9 +223,8 @@ def models_needed(epsilon: float, *, delta: float, confidence: float) -> int:
 def require_noise(mechanism: Mechanism) -> None:
     """Refuse a mechanism that adds no noise, and so claims nothing."""
     if mechanism.noise_multiplier == 0:
-        validate.refuse(
-            "noise_multiplier", 0, "claims nothing that could be audited", "add noise"
-        )
+        rule = "claims nothing that could be audited"
+        validate.refuse("noise_multiplier", 0, rule, "add noise")
 
 
 def require_joining(mechanism: Mechanism) -> None:
@@ -311,9 +309,8 @@ def audit_scores(
             validate.refuse(name, len(scores), "scores are too few to reserve a part")
         parts.append((scores[:first], scores[first:]))
     (chosen_in, rest_in), (chosen_out, rest_out) = parts
-    threshold = choose_threshold(
-        chosen_in, chosen_out, estimator, (len(rest_in), len(rest_out))
-    )
+    counted = len(rest_in), len(rest_out)
+    threshold = choose_threshold(chosen_in, chosen_out, estimator, counted)
     errors = Errors(
         int(np.sum(rest_out >= threshold)),
         len(rest_out),

@@ -76,10 +76,8 @@ def require_heard(
     """Refuse canaries that no update shows: of a short gradient or a frozen leaf."""
     trained, fixed = split(params, trainable)
     canary = jax.tree.map(jnp.asarray, (example[0], np.int32(0)))
-    gradient = jax.grad(lambda leaves: loss(eqx.combine(leaves, fixed), canary))(
-        trained
-    )
-    own = gradient.scores
+    of_trained = jax.grad(lambda leaves: loss(eqx.combine(leaves, fixed), canary))
+    own = of_trained(trained).scores
     if own is None or not jnp.abs(own[0, 0]) > clip_norm:
         raise RuntimeError(
             "no canary shows in the updates: its coordinate is not trained, or its "

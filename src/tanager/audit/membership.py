@@ -306,11 +306,9 @@ def _settings(attack: Attack, canaries: Mapping[str, Any]) -> list[Setting]:
         if not values:
             validate.refuse(name, values, "must hold at least one to choose from")
     settings = [Setting(*each) for each in itertools.product(*choices.values())]
-    for setting in settings:
-        validate.positive(
-            learning_rates=setting.learning_rate, clip_norms=setting.clip_norm
-        )
-        validate.whole(steps=setting.steps, at_least=1)
+    for rate, clip_norm, steps, _ in settings:
+        validate.positive(learning_rates=rate, clip_norms=clip_norm)
+        validate.whole(steps=steps, at_least=1)
     return settings
 
 
@@ -333,16 +331,15 @@ def _highest_provable(estimator: Estimator, models: int, epsilon: float) -> floa
     counted = models // 2 - math.ceil(RESERVED * (models // 2))
     highest = estimator.bound(Errors(0, counted, 0, counted))
     if highest == 0:
-        needed = models_needed(
-            epsilon, delta=estimator.delta, confidence=estimator.confidence
-        )
+        delta, confidence = estimator.delta, estimator.confidence
+        needed = models_needed(epsilon, delta=delta, confidence=confidence)
+        least = 2 * math.ceil(needed / (1 - RESERVED)) + 2
         validate.refuse(
             "models",
             models,
-            f"prove nothing at δ = {estimator.delta:g} with confidence "
-            f"{estimator.confidence:g}, even if no guess were wrong",
-            f"the ε of {epsilon:g} takes at least "
-            f"{2 * math.ceil(needed / (1 - RESERVED)) + 2}",
+            f"prove nothing at δ = {delta:g} with confidence {confidence:g}, even if "
+            "no guess were wrong",
+            f"the ε of {epsilon:g} takes at least {least}",
         )
     return highest
 

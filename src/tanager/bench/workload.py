@@ -82,13 +82,10 @@ class Workload:
         """Return the examples of a physical batch, from a fixed NumPy seed."""
         generator = np.random.default_rng(_SEED)
         shapes = self.batch_shapes(rows)
-        pixels = generator.standard_normal(shapes["image"].shape, np.float32)
-        label_shape = shapes["label"].shape
-        labels = generator.integers(self.classes, size=label_shape, dtype=np.int32)
-        return {
-            "image": jnp.asarray(pixels, shapes["image"].dtype),
-            "label": jnp.asarray(labels),
-        }
+        image, label = shapes["image"], shapes["label"]
+        pixels = generator.standard_normal(image.shape, np.float32)
+        labels = generator.integers(self.classes, size=label.shape, dtype=np.int32)
+        return {"image": jnp.asarray(pixels, image.dtype), "label": jnp.asarray(labels)}
 
     def batch_shapes(self, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Return shapes and dtypes of a physical batch."""
@@ -118,9 +115,7 @@ class Workload:
         strategy, _, memory = strategy.partition(":")
         problem = Problem(self.loss, self.param_shapes, None)
         algorithm = DPSGD(
-            Mechanism(
-                sample_rate, noise_multiplier=1.0 if private else 0.0, steps=_STEPS
-            ),
+            Mechanism(sample_rate, 1.0 if private else 0.0, _STEPS),
             self.optimizer,
             delta=1 / _EXAMPLES,
             clip_norm=self.clip_norm if private else None,

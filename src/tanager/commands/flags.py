@@ -207,12 +207,13 @@ def require_flags(words: Sequence[str], shows: str, *kinds: type) -> None:
 
     tyro's own messages are boxes. `shows` is the command that explains the flags.
     """
+    if {"-h", "--help", "--help-all"} & set(words):
+        return
     known = {field.name for kind in kinds for field in _fields(kind)} - {"solve_for"}
     if Recipe in kinds:
         switches = (f.name for f in _fields(Recipe) if isinstance(f.default, bool))
         known |= {f"no_{name}" for name in switches}
-    asks = {"-h", "--help", "--help-all"} & set(words)
-    for word in words if not asks else ():
+    for word in words:
         flag = word.partition("=")[0]
         name = flag[2:].replace("-", "_")
         if flag.startswith("--") and name not in known:
@@ -220,8 +221,7 @@ def require_flags(words: Sequence[str], shows: str, *kinds: type) -> None:
             remedy = f"did you mean --{near}? " * bool(near)
             remedy += f"`{shows}` explains every flag"
             validate.refuse("flag", flag, "is unknown", remedy)
-    if not asks:
-        _require_values(words, shows, *kinds)
+    _require_values(words, shows, *kinds)
 
 
 def _require_all_known(unknown: Sequence[str], shows: str) -> None:
