@@ -68,8 +68,6 @@ _LABELS = {
     Accountant.GDP_CLT: ("GDP-CLT", "approximation, never a guarantee"),
     Accountant.TAN: ("TAN", "approximation, never a guarantee"),
 }
-
-
 _SOLVABLE = ("batch_size", "steps", "noise_multiplier", "epsilon")
 
 
@@ -156,13 +154,12 @@ def _print_table(plan: Plan, console: Console) -> None:
     epsilons = new_table("accountant", "ε", "which is", texts=("ε", "which is"))
     for accountant, (label, meaning) in _LABELS.items():
         spent = plan.epsilon[accountant]
+        shown = format_epsilon(spent)
         if accountant == plan.accountant:
             meaning = "the guarantee" + solved.get("epsilon", "")
         if spent is None:
-            meaning = f"not defined for {plan.adjacency}"
-        epsilons.add_row(
-            label, "—" if spent is None else format_epsilon(spent), meaning
-        )
+            shown, meaning = "—", f"not defined for {plan.adjacency}"
+        epsilons.add_row(label, shown, meaning)
     console.print(epsilons)
     console.print()
     risk = plan.risk.to_json()

@@ -106,15 +106,15 @@ class Plan:
             noise_multiplier=noise_multiplier,
             epsilon=epsilon,
         )
+        rate = None if batch_size is None else batch_size / examples
         if epsilon is None:
-            assert batch_size and steps is not None and noise_multiplier is not None
-            rate = batch_size / examples
+            assert rate and steps is not None and noise_multiplier is not None
             mechanism = Mechanism(rate, noise_multiplier, steps, adjacency)
         else:
             mechanism = calibrate(
                 epsilon=epsilon,
                 delta=delta,
-                sample_rate=None if batch_size is None else batch_size / examples,
+                sample_rate=rate,
                 noise_multiplier=noise_multiplier,
                 steps=steps,
                 accountant=accountant,
@@ -124,9 +124,8 @@ class Plan:
                 batch_size = _whole_batch(
                     mechanism, examples, epsilon, delta, accountant
                 )
-                mechanism = dataclasses.replace(
-                    mechanism, sample_rate=batch_size / examples
-                )
+                rate = batch_size / examples
+                mechanism = dataclasses.replace(mechanism, sample_rate=rate)
         assert batch_size is not None
         replace_one = adjacency is Adjacency.REPLACE_ONE
         plan = cls(
