@@ -83,9 +83,8 @@ def _values(value: object) -> float:
 
 def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        refuse(
-            name, value, "must be a number", _of_array("iuf", f"float({name})", value)
-        )
+        rule = "must be a number"
+        refuse(name, value, rule, _of_array("iuf", f"float({name})", value))
     try:
         number = float(value)
     except OverflowError:

@@ -129,9 +129,8 @@ def _trial(workload: Workload, limit_bytes: int | None) -> Callable[[str, int], 
     """Return whether a physical batch of this many rows fits, by strategy."""
     if jax.default_backend() == "cpu":
         if limit_bytes is None:
-            validate.refuse(
-                "--limit-gib", None, "must be given on a CPU", "for example 8"
-            )
+            rule = "must be given on a CPU"
+            validate.refuse("--limit-gib", None, rule, "for example 8")
         return lambda name, rows: bytes_needed(workload, name, rows) <= limit_bytes
 
     def fits(name: str, rows: int) -> bool:

@@ -97,9 +97,8 @@ def bench_step(
         physical_batch=physical_batch, examples=examples, repeats=repeats, at_least=1
     )
     if examples > physical_batch:
-        validate.refuse(
-            "examples", examples, f"must be at most the physical batch {physical_batch}"
-        )
+        rule = f"must be at most the physical batch {physical_batch}"
+        validate.refuse("examples", examples, rule)
     names = programs.known(strategies)
     makers: dict[str, Callable[[Workload], Program]] = {
         name: functools.partial(programs.training, name=name) for name in names

@@ -45,9 +45,8 @@ class Layout:
             validate.refuse("devices", count, rule)
         if count < len(available) and jax.process_count() > 1:
             rule = f"must be all {len(available)} on several hosts"
-            validate.refuse(
-                "devices", count, rule, "leave it out, or start fewer hosts"
-            )
+            remedy = "leave it out, or start fewer hosts"
+            validate.refuse("devices", count, rule, remedy)
         self.mesh = Mesh(np.array(available[:count]), (AXIS,))
         self.count = count
         self.shard_parameters = shard_parameters and count > 1

@@ -41,11 +41,8 @@ def check(
     expected = algorithm.mechanism.sample_rate * public
     _check_guarantee(algorithm, public)
     if (problem.augment is None) != (multiplicity == 0):
-        validate.refuse(
-            "augmentation_multiplicity",
-            multiplicity,
-            "must be at least 1 with `augment` or a loss that takes a key, else 0",
-        )
+        rule = "must be at least 1 with `augment` or a loss that takes a key, else 0"
+        validate.refuse("augmentation_multiplicity", multiplicity, rule)
     count = hosts.count()
     if count > 1 and out is None:
         rule = "must be given on several hosts"
@@ -54,12 +51,9 @@ def check(
         rule = "must be at most the number of examples"
         validate.refuse("hosts", count, rule, "train on fewer hosts")
     if (problem.labels is None) != (algorithm.class_counts is None):
-        validate.refuse(
-            "class_counts",
-            algorithm.class_counts,
-            "must be given with the labels of the problem, and only with them",
-            "see tanager.training.class_weights.balanced",
-        )
+        rule = "must be given with the labels of the problem, and only with them"
+        remedy = "see tanager.training.class_weights.balanced"
+        validate.refuse("class_counts", algorithm.class_counts, rule, remedy)
     if problem.labels is not None:
         labels_of(problem)
     trained, fixed = problem.split()
@@ -117,12 +111,9 @@ def _check_guarantee(algorithm: DPSGD, public: int) -> None:
         warnings.warn(text, stacklevel=5)
     if algorithm.clip_norm is None:
         if noise > 0:
-            validate.refuse(
-                "clip_norm",
-                None,
-                f"must be a number with noise multiplier {noise:g}",
-                "noise only protects clipped gradients; the papers use 1.0",
-            )
+            rule = f"must be a number with noise multiplier {noise:g}"
+            remedy = "noise only protects clipped gradients; the papers use 1.0"
+            validate.refuse("clip_norm", None, rule, remedy)
         warnings.warn(
             "this run is NOT PRIVATE: gradients are not clipped and get no noise, so "
             "the model can reveal every image it saw; train on public data only",

@@ -72,9 +72,8 @@ class Norms:
         config = read_record(run / "config.json", fields)
         clip_norm = config["clip_norm"]
         if clip_norm is None:
-            validate.refuse(
-                "run", str(run), "was not clipped, so no norms were computed"
-            )
+            rule = "was not clipped, so no norms were computed"
+            validate.refuse("run", str(run), rule)
         with reading(file, "does not hold counts of norms"):
             counts = [_sum([lines[i] for i in piece]) for piece in pieces]
         steps = tuple(lines[piece[-1]]["step"] for piece in pieces)

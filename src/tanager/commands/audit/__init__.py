@@ -26,9 +26,8 @@ def run(arguments: Sequence[str]) -> int:
     entry, recipe, options = flags.parse("audit", arguments, Options)
     name = entry.name
     if recipe.non_private:
-        validate.refuse(
-            "non_private", True, "has no guarantee to audit", "leave it out"
-        )
+        rule = "has no guarantee to audit"
+        validate.refuse("non_private", True, rule, "leave it out")
     recipe.refuse_balanced("in an audit, which attacks the updates alone")
     if recipe.multi_label and options.method in ("membership", "one-run"):
         rule = f"must be left out of {options.method}, whose canaries have one class"
