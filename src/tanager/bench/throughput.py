@@ -182,8 +182,10 @@ def bench_throughput(
         for name, found in measured.items():
             untimed = None if found.seconds else "stopped before it was timed"
             row: dict[str, Any] = {"strategy": name, "physical_batch": size}
-            row |= _estimated(rates.get(name))
-            row["relative_throughput"] = _ratio(rates.get(name), rates.get(SGD))
+            own, sgd = rates.get(name), rates.get(SGD)
+            row |= _estimated(own) | {"relative_throughput": None}
+            if own is not None and sgd is not None:
+                row["relative_throughput"] = float(np.median(own) / np.median(sgd))
             row["first_batch_seconds"] = found.compile_seconds
             training = made.get(name)
             row["compilations"] = training and training.compilations
@@ -253,9 +255,3 @@ def _estimated(rates: np.ndarray | None) -> dict[str, float | None]:
         "low": float(low),
         "high": float(high),
     }
-
-
-def _ratio(rates: np.ndarray | None, sgd: np.ndarray | None) -> float | None:
-    if rates is None or sgd is None:
-        return None
-    return float(np.median(rates) / np.median(sgd))

@@ -223,15 +223,11 @@ def _shapes_of(optimizer: Any, function: Callable, *arguments: PyTree) -> Any:
     except Exception as error:
         needed = str(error).partition("keyword-only")[2].partition(":")[2].strip()
         if isinstance(error, TypeError) and needed:
-            _refuse(
-                optimizer,
-                f"needs {needed} besides the gradient, which would reveal private "
-                "examples",
-            )
+            what = f"needs {needed} besides the gradient"
+            _refuse(optimizer, f"{what}, which would reveal private examples")
         first = (str(error) or "no message").splitlines()[0]
-        _refuse(
-            optimizer, f"fails on these parameters ({type(error).__name__}: {first})"
-        )
+        what = f"fails on these parameters ({type(error).__name__}: {first})"
+        _refuse(optimizer, what)
 
 
 def _refuse(optimizer: Any, what: str) -> NoReturn:
