@@ -68,10 +68,8 @@ def spent_by(
         config = _if_there(path.with_name("config.json"), _CONFIG)
         result = _if_there(path.with_name("result.json"), {"private": Maybe(bool)})
         fixed = (config.get("recipe") or {}).get("seed") is not None
-        private = not fixed and False not in (
-            config.get("private"),
-            result.get("private"),
-        )
+        said = (config.get("private"), result.get("private"))
+        private = not fixed and False not in said
         secret = seed_of(path.parent)
     if secret is None:
         secret = _instead_of_seed(path, private)
@@ -111,9 +109,8 @@ def _spent_by_search(account: Account, folder: Path) -> tuple[Account, Charge]:
     selection = Selection(mean, math.inf if shape is None else shape)
     account = dataclasses.replace(account, what="ledger", unit="example")
     secret = seed_of(folder) or _instead_of_seed(path, private=True)
-    charge = charging.charge_of(
-        account, [one], study["delta"], folder, secret, selection
-    )
+    delta = study["delta"]
+    charge = charging.charge_of(account, [one], delta, folder, secret, selection)
     return account, charge
 
 

@@ -74,21 +74,15 @@ def named(words: Sequence[str]) -> Found | None:
 
 
 def _read(folder: Path) -> Found:
-    path = folder / "result.json"
-    rule = ""
+    path, remedy = folder / "result.json", "give the folder of a finished search"
     if not path.exists():
-        rule = "has no result.json"
-    elif "best" not in read_json(path):
-        rule = "is a run"
-    if rule:
-        remedy = "give the folder of a finished search"
-        validate.refuse("from_study", str(folder), rule, remedy)
+        validate.refuse("from_study", str(folder), "has no result.json", remedy)
+    if "best" not in read_json(path):
+        validate.refuse("from_study", str(folder), "is a run", remedy)
     result = search_page.read_result(folder)
     with reading(path, "has no recipe to train"):
-        recipe = dataclasses.replace(
-            Recipe.from_json(result["best"]["recipe"]),
-            out=f"{folder}-reference",
-        )
+        recipe = Recipe.from_json(result["best"]["recipe"])
+        recipe = dataclasses.replace(recipe, out=f"{folder}-reference")
         entry = dataclasses.replace(
             recipes.get(result["recipe"]), recipe=recipe, published=(), pretrained_on=""
         )

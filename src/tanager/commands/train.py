@@ -45,9 +45,8 @@ def run(arguments: Sequence[str]) -> int:
     entry, recipe, options = flags.parse("train", words, Options, start)
     name = entry.name
     if entry.pretrained_on and recipe.weights is None:
-        rule = (
-            f"must be given: {name} needs a model pretrained on {entry.pretrained_on}"
-        )
+        needed = f"{name} needs a model pretrained on {entry.pretrained_on}"
+        rule = f"must be given: {needed}"
         remedy = "give --weights with a file, a folder, hf:OWNER/NAME or timm/NAME"
         validate.refuse("weights", None, rule, remedy)
 
@@ -211,11 +210,11 @@ def _unfinished(name: str, recipe: Recipe, options: "Options") -> str:
     from tanager.training.run_folder import unfinished
 
     if options.repeats > 1:
-        rule, remedy = "finds one run only", "name the folder with --out"
-        validate.refuse("resume", True, rule, remedy)
+        remedy = "name the folder with --out"
+        validate.refuse("resume", True, "finds one run only", remedy)
     if recipe.out is not None:
-        rule, remedy = "names the last folder of the recipe itself", "leave it out"
-        validate.refuse("resume", True, rule, remedy)
+        rule = "names the last folder of the recipe itself"
+        validate.refuse("resume", True, rule, "leave it out")
     return hosts.from_chief(lambda: str(unfinished(name)))
 
 

@@ -157,13 +157,11 @@ def scores(
 ) -> dict[str, float | None]:
     """Return the numbers on record of the parameters and of their average."""
     raw, ema = evaluations or (None, None)
-    shown: dict[str, float | None] = dict.fromkeys(
-        ("test_accuracy", "test_accuracy_ema")
-    )
-    for each, name in ((raw, "test_{}"), (ema, "test_{}_ema")):
+    shown: dict[str, float | None] = {"test_accuracy": None, "test_accuracy_ema": None}
+    for each, end in ((raw, ""), (ema, "_ema")):
         if each is not None:
             found = each.scores or {"accuracy": each.accuracy}
-            shown |= {name.format(key): value for key, value in found.items()}
+            shown |= {f"test_{name}{end}": value for name, value in found.items()}
     return {
         **shown,
         "test_accuracy_vote": raw.vote_accuracy if raw else None,
