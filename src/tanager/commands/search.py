@@ -227,9 +227,8 @@ def _settings(name: str, recipe: Recipe, options: Options) -> "Settings":
         options.pruner,
         recipe.seed,
     )
-    compared = dataclasses.replace(
-        recipe, validation_examples=settings.validation_examples
-    )
+    held = settings.validation_examples
+    compared = dataclasses.replace(recipe, validation_examples=held)
     settings.check(jobs.load(compared))
     return settings
 

@@ -200,10 +200,8 @@ class Account:
             if self.data is not None and self.data not in balance.data:
                 append({"data": self.data})
             if not balance.holds(charge):
-                now = datetime.datetime.now(datetime.UTC)
-                stamped = dataclasses.replace(
-                    charge, time=now.isoformat(timespec="seconds")
-                )
+                now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+                stamped = dataclasses.replace(charge, time=now)
                 append({"charge": stamped.to_json()})
             return balance.with_charge(charge)
 

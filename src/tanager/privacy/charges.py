@@ -64,12 +64,8 @@ class Charge:
         for one in (*self.mechanisms, *other.mechanisms):
             setting = dataclasses.replace(one, steps=1)
             most[setting] = max(most.get(setting, 0), one.steps)
-        return dataclasses.replace(
-            self,
-            mechanisms=tuple(
-                dataclasses.replace(one, steps=many) for one, many in most.items()
-            ),
-        )
+        merged = [dataclasses.replace(one, steps=many) for one, many in most.items()]
+        return dataclasses.replace(self, mechanisms=tuple(merged))
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain values; the shape of poisson is None."""

@@ -184,10 +184,8 @@ class Ledger:
         where = entry["stream"], entry["step"]
         if not isinstance(where[0], str) or not is_count(where[1]):
             raise ValueError("stream or step")
-        adjacency = Adjacency(entry["adjacency"])
-        single = Mechanism(
-            entry["sample_rate"], entry["noise_multiplier"], 1, adjacency
-        )
+        rate, noise = entry["sample_rate"], entry["noise_multiplier"]
+        single = Mechanism(rate, noise, 1, Adjacency(entry["adjacency"]))
         if self._charges.setdefault(where, single) != single:
             raise ValueError("charged twice")
 
