@@ -2,13 +2,16 @@ import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
+from jax.sharding import PartitionSpec
 
 from tanager.bench import scaling
 from tanager.bench.timing import Measurement
 from tanager.bench.workload import Workload
-from tanager.parallel.layout import Layout
+from tanager.parallel.layout import AXIS, Layout
 from tanager.training.norms import BINS
 
 
@@ -212,3 +215,52 @@ def test_what_cannot_be_timed_is_refused(change, message):
     options = {"strategies": ("sgd",), "physical_batch": 4} | change
     with pytest.raises(ValueError, match=re.escape(message)):
         scaling.bench_scaling(WORKLOAD, **options)
+
+
+LINE = '  %{0}.1 = {1} {0}(%p), channel_id=1, metadata={{op_name="a = b/psum(c)"}}\n'
+
+
+@pytest.mark.parametrize(
+    ("shapes", "size"),
+    [
+        ("f32[16,24]{1,0}", 4 * 16 * 24),
+        ("f32[]", 4),
+        ("bf16[8]{0:T(256)}", 16),
+        ("pred[3]", 3),
+        ("f8e4m3fn[5]", 5),
+        ("(f32[2,3]{1,0}, s32[], f64[4]{0})", 24 + 4 + 32),
+    ],
+)
+def test_bytes_are_of_the_results(shapes, size):
+    assert scaling.exchanged(LINE.format("all-reduce", shapes)) == {"all-reduce": size}
+
+
+def test_kinds_are_counted_apart_and_started_ones_once():
+    program = (
+        LINE.format("all-reduce", "f32[10]")
+        + LINE.format("all-reduce", "s32[]")
+        + LINE.format("reduce-scatter", "f32[4]")
+        + "  %all-reduce-start.2 = f32[5]{0} all-reduce-start(%p)\n"
+        + "  %done = f32[5]{0} all-reduce-done(%all-reduce-start.2)\n"
+        + "  %use = f32[5]{0} fusion(%all-reduce.1), calls=%all-reduce\n"
+    )
+    assert scaling.exchanged(program) == {"all-reduce": 64, "reduce-scatter": 16}
+
+
+def test_a_real_program_shows_what_its_devices_exchange():
+    layout = Layout(2)
+
+    def compiled(function):
+        mapped = jax.shard_map(
+            function,
+            mesh=layout.mesh,
+            in_specs=PartitionSpec(AXIS),
+            out_specs=PartitionSpec(AXIS),
+            check_vma=False,
+        )
+        return jax.jit(mapped).lower(jnp.ones((6, 5))).compile().as_text() or ""
+
+    assert scaling.exchanged(compiled(lambda x: 2 * x)) == {}
+    assert scaling.exchanged(compiled(lambda x: lax.psum(x, AXIS))) == {
+        "all-reduce": 60
+    }

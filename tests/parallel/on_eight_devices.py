@@ -22,7 +22,7 @@ from parts import step as make_step
 from parts import train
 from switch import FULL
 from tanager.adaptive import AdaptiveClipping
-from tanager.bench.collectives import exchanged
+from tanager.bench.scaling import exchanged
 from tanager.data import ArraySource, gather
 from tanager.parallel.layout import Layout
 from tanager.privacy.mechanism import Mechanism
