@@ -322,14 +322,48 @@ def _gate(values, changes):
 gate.defjvp(_gate, symbolic_zeros=True)
 
 
-@strategies
-def test_rules_that_ask_which_operands_vary(strategy):
-    def loss(w, x):
-        return jnp.sum(gate(jnp.tanh(w * x), w))
+def gated(w, x):
+    return jnp.sum(gate(jnp.tanh(w * x), w))
 
+
+def padded_by_a_parameter(w, x):
+    return jnp.sum(jnp.tanh(lax.pad(w * x, w[0], [(1, 1, 0)])))
+
+
+def solved(w, x):
+    # Its transpose is not given: it takes 2 + w² for a value of its own.
+    def inverse(_, x):
+        return x / (2 + w**2)
+
+    y = lax.custom_linear_solve(lambda v: (2 + w**2) * v, x, inverse, inverse)
+    return jnp.sum(y)
+
+
+def remembered(w, x):
+    memory = jax.new_ref(jnp.zeros(3))
+    memory[...] = w * x
+    return jnp.sum(jnp.tanh(memory[...]))
+
+
+def remembered_in_the_memory_of_data(w, x):
+    memory = jax.new_ref(x)
+    memory[...] += w
+    return jnp.sum(jnp.tanh(w * memory[...]))
+
+
+@strategies
+@pytest.mark.parametrize(
+    "loss",
+    [
+        *(gated, padded_by_a_parameter, solved),
+        *(remembered, remembered_in_the_memory_of_data),
+    ],
+)
+def test_derivatives_that_are_not_those_of_one_operand_after_the_other(loss, strategy):
     w, x = jnp.ones(3), normal(ROWS, 3)
     grad_fn = clipped_grad(loss, clip_norm=1e3, strategy=strategy)
     expected = added(loss, w, x)
+    assert np.linalg.norm(expected) > 0.1 or loss is gated
     np.testing.assert_allclose(grad_fn(w, x).sum, expected, rtol=1e-5, atol=1e-6)
     assert grad_fn.explain(w, x).strategy == "per_example"
 

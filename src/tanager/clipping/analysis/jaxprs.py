@@ -38,6 +38,11 @@ def is_float(value: Any) -> bool:
     return jnp.issubdtype(_dtype(value), jnp.inexact)
 
 
+def is_reference(variable: jex.Var) -> bool:
+    """Whether a variable is a mutable reference."""
+    return "Ref" in type(aval(variable)).__name__
+
+
 def _dtype(value: Any) -> Any:
     return getattr(value, "aval", value).dtype
 

@@ -18,7 +18,7 @@ from jaxtyping import PyTree
 
 from tanager import _validate as validate
 from tanager.clipping.analysis.alone import ERROR_IF, is_sequential, needed_by
-from tanager.clipping.analysis.jaxprs import jaxprs_in, names
+from tanager.clipping.analysis.jaxprs import is_reference, jaxprs_in, names
 from tanager.clipping.analysis.statistics import RefusedLayer, watching
 
 
@@ -100,7 +100,7 @@ def refuse_ill_defined(jaxpr: Any, what: str = "loss", raises: bool = False) -> 
 def _refuse_references(jaxpr: Any, what: str = "loss") -> None:
     """Refuse mutable references made outside a function: they link examples."""
     for variable in jaxpr.constvars:
-        if "Ref" in type(variable.aval).__name__:
+        if is_reference(variable):
             raise ValueError(
                 f"{what} uses a mutable reference ({variable.aval}) made outside it: "
                 "what one example writes there, the next one reads. Pass the value as "

@@ -105,14 +105,19 @@ class Program:
 
     @property
     def needs_definition(self) -> bool:
-        """Whether a derivative in it depends on which operands have one.
+        """Whether `vmap` of its gradient must clip it.
 
-        Its rule then has ``symbolic_zeros=True``. Taps change that: of a tap's operands
-        only parameters have a derivative, and in the pass through the body all but
-        them. Such a loss is clipped by `vmap` of its gradient.
+        A derivative in it may depend on which operands have one (``symbolic_zeros``),
+        or be missing without the others: of a tap's operands only parameters have one,
+        and in the pass through the body all but them. Or it passes a mutable reference,
+        where no equation shows its way.
         """
+        every = jaxprs.every_equation(self.jaxpr.jaxpr.eqns)
+        if any(jaxprs.is_reference(v) for each in every for v in each.outvars):
+            return True
         every = jaxprs.every_equation(tap.equation for tap in self.taps)
-        return any(each.params.get("symbolic_zeros") is True for each in every)
+        apart = any(each.params.get("symbolic_zeros") is True for each in every)
+        return apart or any(map(_fails_apart, self.taps))
 
     @functools.cached_property
     def convolves_data(self) -> bool:
@@ -246,6 +251,16 @@ class Program:
             each = within[number]
             met[number] = [each.xs.stack(x) for x in xs], [each.ys.stack(y) for y in ys]
         return [*last, *results]
+
+
+def _fails_apart(tap: Tap) -> bool:
+    """Whether JAX has no derivative in one operand of a tap without the others."""
+    equation = tap.equation
+    if equation.primitive.name != "custom_linear_solve":
+        return equation.primitive.name == "pad"
+    lengths = equation.params["const_lengths"]
+    inverse = range(lengths.matvec, sum(lengths))
+    return any(use.position in inverse for use in tap.uses)
 
 
 def _convolves_data(equation: jex.JaxprEqn, shared: set[jex.Var]) -> bool:
