@@ -351,12 +351,23 @@ def remembered_in_the_memory_of_data(w, x):
     return jnp.sum(jnp.tanh(w * memory[...]))
 
 
+def remembered_by_a_loop(w, x):
+    memory = jax.new_ref(x)
+
+    def step(number, _):
+        memory[...] += number * w
+        return 0
+
+    lax.fori_loop(0, 3, step, 0)
+    return jnp.sum(jnp.tanh(memory[...]))
+
+
 @strategies
 @pytest.mark.parametrize(
     "loss",
     [
-        *(gated, padded_by_a_parameter, solved),
-        *(remembered, remembered_in_the_memory_of_data),
+        *(gated, padded_by_a_parameter, solved, remembered),
+        *(remembered_in_the_memory_of_data, remembered_by_a_loop),
     ],
 )
 def test_derivatives_that_are_not_those_of_one_operand_after_the_other(loss, strategy):

@@ -47,6 +47,12 @@ def _dtype(value: Any) -> Any:
     return getattr(value, "aval", value).dtype
 
 
+def has_references(jaxpr: Any) -> bool:
+    """Whether a jaxpr makes mutable references, at any depth."""
+    every = every_equation(jaxpr.eqns)
+    return any(is_reference(v) for each in every for v in each.outvars)
+
+
 def every_equation(equations: Iterable[jex.JaxprEqn]) -> Iterator[jex.JaxprEqn]:
     """Yield these equations, and those of the jaxprs in them, at any depth."""
     for equation in equations:

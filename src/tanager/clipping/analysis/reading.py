@@ -45,6 +45,8 @@ def read_loss(
     for function in (flat, flat_with_data):
         traced = jax.make_jaxpr(function, return_shape=True)
         closed, shapes = traced(*leaves, *inputs)
+        if jaxprs.has_references(closed.jaxpr):  # `Program.needs_definition`
+            return Program(closed, len(leaves), [], [], [], [], [])
         opened = open_calls(closed, origins)
         refuse_ill_defined(opened.jaxpr)
         program = _sort(opened, leaves)

@@ -112,12 +112,12 @@ class Program:
         and in the pass through the body all but them. Or it passes a mutable reference,
         where no equation shows its way.
         """
-        every = jaxprs.every_equation(self.jaxpr.jaxpr.eqns)
-        if any(jaxprs.is_reference(v) for each in every for v in each.outvars):
-            return True
         every = jaxprs.every_equation(tap.equation for tap in self.taps)
-        apart = any(each.params.get("symbolic_zeros") is True for each in every)
-        return apart or any(map(_fails_apart, self.taps))
+        return (
+            jaxprs.has_references(self.jaxpr.jaxpr)
+            or any(each.params.get("symbolic_zeros") is True for each in every)
+            or any(map(_fails_apart, self.taps))
+        )
 
     @functools.cached_property
     def convolves_data(self) -> bool:
