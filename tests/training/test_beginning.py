@@ -219,6 +219,16 @@ def test_settings_by_which_an_example_stops_a_run_are_refused(name, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_arithmetic_of_finite_numbers_alone_is_refused(tmp_path, monkeypatch):
+    def refuses():
+        raise ValueError("a NaN would be a number")
+
+    monkeypatch.setattr("tanager.clipping.transform.require_nans", refuses)
+    with pytest.raises(ValueError, match="a NaN would be a number"):
+        run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("name", ["evaluate", "finish"])
 def test_a_function_that_fails_does_so_before_the_first_charge(tmp_path, name):
     def fails(params):

@@ -16,7 +16,6 @@ from jaxtyping import PyTree
 from tanager import _validate as validate
 from tanager._files import as_json
 from tanager.clipping.analysis.refusals import check_leaves
-from tanager.compiling import require_nans
 from tanager.data import ArraySource, Source
 from tanager.data.source import unfolded
 from tanager.parallel import hosts
@@ -120,7 +119,6 @@ def _check_guarantee(algorithm: DPSGD, public: int) -> None:
             stacklevel=5,
         )
         return
-    require_nans()
     for name in ("jax_debug_nans", "jax_debug_infs"):
         if getattr(jax.config, name):
             validate.refuse(
