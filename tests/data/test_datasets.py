@@ -72,6 +72,8 @@ def test_validation_examples_leave_the_test_set_alone(digits):
     again = load("digits", validation_examples=200)
     np.testing.assert_array_equal(everything(again.test)["image"], test["image"])
     assert len(np.unique(test["label"])) == 10
+    # Of all, in an order of no meaning.
+    assert not np.array_equal(test["image"], whole["image"][:200])
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,7 @@ UNKNOWN = [
 
 
 WRITTEN = ("image,label", "1.png,zoe", "2.png,ann")
+SPLIT = ("image,label,split", "1.png,zoe,train")
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -145,7 +146,8 @@ WRITTEN = ("image,label", "1.png,zoe", "2.png,ann")
         (csv(*WRITTEN, "", "3.png"), "row 5 has 1 columns, and the first line has 2"),
         (csv(*WRITTEN, "3.png"), "row 4 has 1 columns, and the first line has 2"),
         (csv(*WRITTEN[1:], "3.png,zoe"), "has no names of columns: its first line"),
-        (csv("image,label,split", "1.png,zoe,1"), "must say train or test in each row"),
+        (csv(*SPLIT), "must say train or test in each row"),
+        (csv(*SPLIT, "2.png,ann,test", "3.png,ann,1"), "must say train or test in e"),
         (csv("image,a,b", "1.png,zoe,1"), "has no column 'label' or 'labels' or"),
         (csv("image,a,b", "1.png,zoe,1"), "its columns are ['image', 'a', 'b']: name"),
         (csv("9.png,zoe,7", "1.png,ann,1"), "it has 3 columns, none of a usual name"),
