@@ -338,8 +338,10 @@ def test_a_csv_file_splits_by_person(tmp_path):
     lines = [f"{n}.png,{n % 2},person {n // 4}" for n in range(40)]
     table = tmp_path / "labels.csv"
     table.write_text("\n".join(["image,label,patient", *lines]))
+    (tmp_path / "notes.txt").write_text("x")
     options = {"groups": "patient", "validation_examples": 2}
     dataset = load("folder", tmp_path, **options)
+    assert dataset.record is not None and dataset.record["not_read"] == {".txt": 1}
     assert dataset.units()[1] == 6  # of 10: 2 for testing, 2 for validation
     trained, held = (
         {*(everything(each)["image"][:, 0, 0, 0] // 6 // 4)}
