@@ -17,6 +17,7 @@ MOMENTUM = "cifar10-scattering"  # its recipe has a momentum
         ("train --classes --steps 3", "--classes (='') needs a value"),
         ("plan --steps --examples 3", "--steps (='') needs a value: `tanager plan --"),
         ("train --epsilon 3 4", "--epsilon (='3 4') takes one value"),
+        ("train -epsilon 3", "word (='-epsilon') belongs to no flag: `tanager train d"),
         ("train --flip True", "--flip (='True') takes no value"),
         ("train --flip=True", "--flip (='True') takes no value: write --flip alone"),
         ("runs --json=True", "--json (='True') takes no value"),

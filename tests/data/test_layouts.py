@@ -241,6 +241,7 @@ def test_layouts_that_people_have(tmp_path, make):
     seen = []
     for source in (dataset.train, dataset.test):
         batch = everything(source)
+        assert batch["image"].shape[1:] == dataset.image_shape != (1, 1, 3)
         numbers = batch["image"][:, 0, 0, 0] // 6
         # Image n is of class n % 2; "big dog", n odd, comes before "cat".
         odd = batch["label"] != (make is names)
