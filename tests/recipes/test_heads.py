@@ -24,6 +24,7 @@ from tanager.search.simulation import plan_simulation
 
 
 WIDTH, CLASSES, N = 6, 3, 40
+SCATTERING = "scattering-linear"  # whose batch is of 8192
 AUTO = Recipe(
     dataset="digits",
     model="small-cnn",
@@ -93,6 +94,7 @@ def test_a_scaled_head_is_blind_to_the_length_of_features():
         ({"epsilon": 4.0}, 600, "dp-sgd", 60, 0.84),
         ({}, 50_000, "dp-sgd", 60, 17.47),
         ({"epsilon": 8.0}, 50_000, "dp-sgd", 150, 20.0),
+        ({"model": SCATTERING, "epsilon": 16.0}, 5000, "dp-sgd", 240, 50.0),
         ({"steps": 7}, 600, "dp-sgd", 7, 0.21),
         ({"learning_rate": 3.0}, 600, "dp-sgd", 60, 3.0),
         ({"solver": "dp-sgd"}, 600, "dp-sgd", 60, 0.21),
@@ -150,6 +152,8 @@ def test_a_solver_that_was_typed_or_begun_with_is_not_changed(tmp_path):
         flags.parse("train", [*words, "--solver", "class-means"], Options)
     (tmp_path / "1").mkdir()
     (tmp_path / "1/config.json").touch()
+    given = [*words, "--learning-rate", "1"]  # which class means have not
+    assert flags.parse("train", given, Options)[1].solver == "auto"
     words += ["--out", str(tmp_path)]
     assert flags.parse("train", words, Options)[1].solver == "auto"
 

@@ -113,9 +113,12 @@ def test_columns_of_class_folders_are_refused(images, capsys, flag):
     assert f"error: {flag} (='dx') must be left out with" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("out", ["photos", "photos/cat", "photos/../photos/runs"])
+@pytest.mark.parametrize(
+    "out", ["photos", "photos/cat", "photos/../photos/runs", "link"]
+)
 def test_no_run_writes_its_secrets_among_the_data(tmp_path, out):
     photos, inside = str(tmp_path / "photos"), str(tmp_path / out)
+    (tmp_path / "link").symlink_to(photos)
     written: tuple[tuple[str, dict[str, Any]], ...] = (
         ("folder", {"data": photos, "out": inside}),
         ("folder", {"data": photos, "features": inside}),

@@ -178,6 +178,12 @@ def test_features_of_another_origin_are_refused(
     assert (cached / "features.npy").read_bytes() == before
 
 
+def test_features_that_another_program_wrote_there_are_refused(cached):
+    np.save(cached / "features.npy", np.zeros((23, 5), np.float64))
+    with pytest.raises(ValueError, match=r"it holds float64\[23, 5\]"):
+        cache_features(of_example, model(), data(), cached)
+
+
 def test_a_full_disk_is_noticed_before_work(tmp_path, monkeypatch):
     monkeypatch.setattr(
         module.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10})
