@@ -432,7 +432,9 @@ def test_a_run_that_diverges_takes_part_and_has_nothing_right(
 
     monkeypatch.setattr(private.runner, "run", diverges)
     draws(monkeypatch, 3)
-    winner = search_privately(tmp_path / "search", settings)
+    drawn = settings_of(vary="clip-norm=0.5..2")
+    winner = search_privately(tmp_path / "search", drawn)
+    assert len({each.recipe.clip_norm for each in seen}) == 3
     assert (tmp_path / "search/private/runs/0000/diverged").exists()
     assert winner.noisy_accuracy > 0.5  # scores 0, 1 and 0, noise 0.02
     assert len(seen) == 3
