@@ -240,12 +240,13 @@ def test_a_default_folder_that_cannot_be_made_is_named(
     assert "cannot be written: " in told and "Not a directory" in told
 
 
-def test_the_flag_for_clipping_reaches_the_algorithm():
+def test_clipping_and_the_accountant_reach_the_algorithm():
     styles = ("clip", "clip"), ("automatic", "automatic"), ("adaptive", "clip")
     for clipping, style in styles:
-        recipe = dataclasses.replace(recipes.get("digits").recipe, clipping=clipping)
+        changes: dict[str, Any] = {"clipping": clipping, "accountant": "rdp"}
+        recipe = dataclasses.replace(recipes.get("digits").recipe, **changes)
         made = runner.algorithm(runner.prepare("digits", recipe), 1437)
-        assert made.clipping_style.name == style
+        assert (made.clipping_style.name, made.accountant) == (style, "rdp")
         assert (made.adaptive is not None) == (clipping == "adaptive")
 
 
