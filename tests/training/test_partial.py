@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from parts import step, train
+from tanager.clipping.analysis.trainable import split
 from tanager.data import ArraySource
 from tanager.privacy.mechanism import Mechanism
 from tanager.sampling import PhysicalBatch
@@ -89,6 +90,7 @@ def test_a_frozen_body_stays_and_is_the_same_as_a_loss_around_it():
 
 def test_frozen_arrays_are_arguments_and_not_constants():
     trained, _ = eqx.partition(params(), HEAD)
+    assert not jax.tree.leaves(split(params(), False)[0])
     made = step(
         loss=loss, params=params(), mechanism=MECHANISM, examples=N, trainable=HEAD
     )
