@@ -218,6 +218,20 @@ def test_hosts_are_the_same_in_all_of_a_fingerprint(monkeypatch, place):
         hosts.require_same("data", "a" * 64)
 
 
+def test_the_chief_goes_first_its_error_is_that_of_all_and_sums_are_of_all(monkeypatch):
+    called = []
+    hosts.chief_first(lambda: called.append(1))
+    assert called == [1]
+    said = json.dumps({"error": "no room", "of_system": True})
+    store = SimpleNamespace(blocking_key_value_get=lambda *of: said)
+    for name, value in (("_store", store), ("count", 2), ("is_chief", False)):
+        monkeypatch.setattr(hosts, name, lambda value=value: value)
+    with pytest.raises(OSError, match="host 0: no room"):
+        hosts.from_chief(dict)
+    monkeypatch.setattr(hosts, "_gathered", lambda array: np.stack([array, array]))
+    assert hosts.total(3, 0) == (6, 0)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
