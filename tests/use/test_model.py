@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,16 @@ def test_pillow_s_images_of_every_mode_are_converted_as_files_are(model, files, 
         image.save(buffer, "PNG")
         assert model.predict(image) == model.predict(buffer.getvalue())
     assert model.predict(image)["probability"] <= 1
+
+
+def test_images_have_the_precision_of_training(exported, model, files, tmp_path):
+    shutil.copytree(exported, tmp_path / "half")
+    path = tmp_path / "half/config.json"
+    config = json.loads(path.read_text())
+    config["tanager"]["precision"] = "bfloat16"
+    path.write_text(json.dumps(config))
+    exact, found = (one.logits(files) for one in (model, tanager.load(path.parent)))
+    assert 1e-5 < np.max(np.abs(found - exact)) < 0.1
 
 
 def test_a_prediction_is_a_plain_dictionary(model, files):
@@ -322,6 +333,8 @@ def test_a_batch_of_numbers_keeps_all_of_their_digits(tmp_path):
     expected = [[10, 20], [2, 9]]
     for rows in ([[1, 2], [0.2, 0.9]], [np.array([1, 2]), np.array([0.2, 0.9])]):
         np.testing.assert_allclose(model.logits(rows), expected, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"the shape of the first, \[2\]"):
+        model.logits([[1.0, 2.0], [3.0]])
 
 
 def test_a_network_of_features_sees_floating_numbers():
