@@ -404,8 +404,9 @@ def _rdp_of_a_step(q: float, sigma: float, orders: tuple[float, ...]) -> np.ndar
             _rdp.divergence(q, sigma, int(order)) for order in np.array(orders)[whole]
         ]
         if not whole.all():
-            event = dp_event(Mechanism(q, sigma, 1))
-            found[~whole] = rdp_of_event(event, np.array(orders)[~whole].tolist())
+            event, broken = dp_event(Mechanism(q, sigma, 1)), np.array(orders)[~whole]
+            theirs = rdp_of_event(event, broken.tolist())
+            found[~whole] = _rdp.raised(theirs, q, sigma, broken)
     return found
 
 
