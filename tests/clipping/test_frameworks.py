@@ -219,6 +219,30 @@ def test_a_module_that_is_changed_from_outside_is_told_of_copies():
     np.testing.assert_allclose(out.norms, 2**0.5, rtol=1e-5)
 
 
+def test_a_linen_layer_that_changes_its_state_is_told_of_mutable():
+    linen = pytest.importorskip("flax.linen")
+
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return linen.SpectralNorm(linen.Dense(2))(x, update_stats=True)
+
+    batch = jnp.float32(np.arange(3 * ROWS).reshape(ROWS, 3)) / 9
+    variables = Net().init(jax.random.key(0), batch[:1])
+
+    def loss(variables, x):
+        return jnp.sum(Net().apply(variables, x[None]) ** 2)
+
+    with pytest.raises(ValueError, match=r"SpectralNorm_0.*mutable=\["):
+        clipped_grad(loss, clip_norm=1.0)(variables, batch)
+
+    def returned(variables, x):
+        y, _ = Net().apply(variables, x[None], mutable=["batch_stats"])
+        return jnp.sum(y**2)
+
+    assert np.all(clipped_grad(returned, clip_norm=1.0)(variables, batch).norms > 0)
+
+
 @pytest.mark.parametrize("transform", ["jit", "remat"])
 def test_a_constant_module_in_a_transform_of_nnx_is_told_of_clones(transform):
     nnx = pytest.importorskip("flax.nnx")

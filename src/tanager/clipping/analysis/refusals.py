@@ -215,6 +215,12 @@ def check_loss(
                 f"loss changes a Flax module that was made outside it ({error}): give "
                 "the module as params, or write nnx.merge(graph, ..., copy=True)"
             ) from error
+        if type(error).__name__ == "ModifyScopeVariableError":  # of linen
+            raise ValueError(
+                f"loss changes state of a Flax layer ({error}): call it so that "
+                "it does not, as with update_stats=False, or name the collection in "
+                "apply(..., mutable=[...]) and leave out the state that it returns"
+            ) from error
         if _returns_no_array(error):
             kind = str(error).partition("<class '")[2].partition("'")[0]
             raise ValueError(
