@@ -101,13 +101,14 @@ assert "right after `import tanager`" in said[1]
 def test_programs_of_jax_find_their_memory_again(run):
     # Temporary memory of 67 MiB, more than glibc keeps for other threads; a page is
     # 4 KiB or 2 MiB. A call maps it all or not, but on a busy machine the heap grows
-    # once more now and then, over several calls: so the fourth least of twelve counts.
+    # once more now and then, over several calls: so most of twelve calls count.
     mapped = run(PROGRAM.replace("KEEP", ""))[0]
     assert mapped >= 33
+    few = max(11, mapped / 100)  # what other memory takes, in JAX 0.12
     keep = PROGRAM.replace("KEEP", "keep_freed_memory()")
-    assert run(keep)[3] < mapped / 4
+    assert run(keep)[6] < few
     # One call does the same in your own program.
-    assert run(PROGRAM.replace("KEEP", KEPT))[3] < mapped / 4
+    assert run(PROGRAM.replace("KEEP", KEPT))[6] < few
     # Devices of one CPU would wait for each other: they are left as they are.
     assert run(keep, flags="--xla_force_host_platform_device_count=2")[0] >= mapped / 2
     early = subprocess.run(
@@ -117,7 +118,7 @@ def test_programs_of_jax_find_their_memory_again(run):
         capture_output=True,
         text=True,
     )
-    assert numbers(early.stdout)[3] < mapped / 4
+    assert numbers(early.stdout)[6] < few
 
 
 def test_memory_used_again_is_not_mapped_again(run):

@@ -21,7 +21,7 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 @contextlib.contextmanager
 def locking(path: Path) -> Iterator[None]:
-    """Say of which file a lock cannot be taken, where its disk has no locks.
+    """Name the file that cannot be locked, if its disk has no locks.
 
     Raises:
         ValueError: the disk has none.

@@ -12,7 +12,7 @@ from tanager.privacy.mechanism import Mechanism
 )
 def test_a_broken_order_is_no_lower_than_its_integral(q, sigma, order):
     def excess(z):
-        """Of a moment over 1, of which a line is taken that has no mean."""
+        """Return what a moment has above 1, less a term whose mean is 0."""
         gain = q * mpmath.expm1((z - 0.5 / sigma) / sigma)
         return mpmath.npdf(z) * ((1 + gain) ** order - 1 - order * gain)
 

@@ -187,7 +187,7 @@ def _class_names(folder: Path) -> list[str]:
 
 
 def _class_files(folder: Path, grouped: bool, record: Record) -> dict[str, list[str]]:
-    """Return the images of each class; a folder without any image is no class."""
+    """Return the images of each class that has any, by its name."""
     found = {}
     for name in _class_names(folder):
         files, others, below = looked(folder / name)
