@@ -29,6 +29,8 @@ _FURTHER = {
 def check_best(name, mechanism, epsilon, delta, by="pld"):
     assert accountant.epsilon(mechanism, delta, by) <= epsilon
     value = getattr(mechanism, name)
+    if name == "noise_multiplier":
+        assert float(f"{value:.6g}") == value, "typed again as shown, it is the same"
     further = _FURTHER[name](value)
     if further != value:
         beyond = dataclasses.replace(mechanism, **{name: further})
@@ -145,6 +147,23 @@ def test_the_last_value_within_the_budget_is_found_on_any_curve(unknown, curve):
             assert found == last
         elif curve != "a root":
             assert found == pytest.approx(last, rel=2 * unknown.tolerance)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "overspending", "found"),
+    [
+        (1.5, set(), 1.5),
+        (1.23456001, set(), 1.23457),
+        (1.23456001, {1.23457, 1.23458}, 1.23459),
+        (99999.9, {99999.9}, 100000),
+        (0.0123, {0.0123}, 0.0123001),
+    ],
+)
+def test_noise_that_is_solved_for_has_six_digits_and_keeps_the_budget(
+    sigma, overspending, found
+):
+    """Where ε does not fall to the last digit, rounding up alone would overspend."""
+    assert calibration.in_six_digits(sigma, overspending.__contains__) == found
 
 
 def test_the_last_bit_of_an_overspent_budget_counts():

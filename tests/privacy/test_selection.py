@@ -164,6 +164,8 @@ def test_calibration_keeps_the_whole_search_within_the_budget():
         selection, epsilon=epsilon, delta=DELTA, sample_rate=0.08, steps=800
     )
     assert epsilon * 0.995 < search.epsilon(DELTA) <= epsilon
+    sigma = search.run.noise_multiplier
+    assert float(f"{sigma:.6g}") == sigma, "typed again as shown, it is the same"
     assert accountant.epsilon(search.run, DELTA) < epsilon
     less = dataclasses.replace(
         search.run, noise_multiplier=search.run.noise_multiplier * (1 - 2e-3)

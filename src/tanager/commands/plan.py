@@ -127,16 +127,14 @@ def _print_frontier(points: list[frontiers.Point], console: Console) -> None:
 
 def _print_table(plan: Plan, console: Console) -> None:
     mechanism = plan.mechanism
-    solved, noise = {plan.solved: "  ← solved for"}, f"{plan.noise_multiplier:.6g}"
-    if plan.solved == "noise_multiplier":
-        noise = format_delta(plan.noise_multiplier)  # as shown, it keeps the budget
+    solved = {plan.solved: "  ← solved for"}
     settings = (
         ("", "examples N", f"{plan.examples}"),
         ("batch_size", "batch size B", f"{plan.batch_size}"),
         ("", "sample rate q", f"{mechanism.sample_rate:.6g}"),
         ("steps", "steps T", f"{plan.steps}"),
         ("", "epochs", f"{plan.epochs:.4g}"),
-        ("noise_multiplier", "noise multiplier σ", noise),
+        ("noise_multiplier", "noise multiplier σ", f"{plan.noise_multiplier:.6g}"),
         ("", "δ", format_delta(plan.delta)),
         ("", "adjacency", str(plan.adjacency)),
         ("", "signal to noise η", f"{tan.eta(mechanism):.4g}"),

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
+from decimal import ROUND_CEILING, Context
 from typing import Any, NamedTuple, NoReturn, cast
 
 from scipy import special
@@ -80,7 +81,7 @@ def calibrate(
 
     Exactly one of `sample_rate`, `noise_multiplier` and `steps` is left out and solved
     for: the largest sample rate (to a relative 1e-4; 1 if that fits), the smallest
-    noise multiplier (to 1e-3), the largest number of steps.
+    noise multiplier (to 1e-3, with at most six digits), the largest number of steps.
 
     Args:
         epsilon: the budget ε, above 0; give `delta` too.
@@ -196,7 +197,22 @@ def _complete(
         if unknown.name == "sample_rate":
             return mechanism(1.0)
         _refuse(unknown, target, "above", "lower")
-    return mechanism(_root(unknown, within, beyond, log_ratio))
+    root = _root(unknown, within, beyond, log_ratio)
+    if unknown.name == "noise_multiplier":
+        root = in_six_digits(root, lambda sigma: log_ratio(sigma) > 0)
+    return mechanism(root)
+
+
+def in_six_digits(sigma: float, overspends: Callable[[float], bool]) -> float:
+    """Return the next σ of six digits that keeps the budget: it is shown as it is used.
+
+    ε falls with σ, but not down to the last digits: each σ is asked about itself.
+    """
+    upwards = Context(prec=6, rounding=ROUND_CEILING)
+    rounded = upwards.create_decimal(repr(sigma))
+    while overspends(float(rounded)):
+        rounded = rounded.next_plus(upwards)
+    return float(rounded)
 
 
 def _target(

@@ -25,6 +25,7 @@ import numpy as np
 
 from tanager import _validate as validate
 from tanager.privacy import accountant as accountants
+from tanager.privacy.calibrate import in_six_digits
 from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
 
@@ -212,7 +213,7 @@ class PrivateSearch:
         """Find the smallest noise multiplier for which the whole search meets ε.
 
         Its `epsilon(delta)` is at most `epsilon`, the noise multiplier within a
-        relative 1e-3 of the smallest.
+        relative 1e-3 of the smallest, with at most six digits.
 
         Raises:
             ValueError: an argument is out of range, or no noise multiplier meets ε.
@@ -220,16 +221,16 @@ class PrivateSearch:
         validate.positive(epsilon=epsilon)
         validate.probability(delta=delta)
 
-        def search(logarithm: float) -> Self:
-            return cls(Mechanism(sample_rate, math.exp(logarithm), steps), selection)
+        def search(sigma: float) -> Self:
+            return cls(Mechanism(sample_rate, sigma, steps), selection)
 
         def beyond(logarithm: float) -> float:
-            spent = search(logarithm).epsilon(delta)
+            spent = search(math.exp(logarithm)).epsilon(delta)
             return min(max(math.log(max(spent, 1e-30) / epsilon), -50.0), 50.0)
 
         low, high = math.log(1e-2), math.log(1e5)
         if beyond(high) > 0:
-            least = search(high).epsilon(delta)
+            least = search(math.exp(high)).epsilon(delta)
             validate.refuse(
                 "epsilon",
                 epsilon,
@@ -240,4 +241,7 @@ class PrivateSearch:
         root = low if beyond(low) <= 0 else _root(beyond, low, high, 5e-4)
         while beyond(root) > 0:
             root += 2.5e-4
-        return search(root)
+        sigma = math.exp(root)
+        return search(
+            in_six_digits(sigma, lambda it: search(it).epsilon(delta) > epsilon)
+        )

@@ -25,7 +25,7 @@ def format_share(share: float) -> str:
 
 
 def format_delta(delta: float) -> str:
-    """Return δ, or noise that keeps a budget, with six significant digits, rounded up.
+    """Return δ with six significant digits, rounded up.
 
     A claim at a δ holds at any larger one, and not at a smaller one.
     """
