@@ -195,3 +195,15 @@ def test_a_person_in_both_folders_of_a_split_is_found(tmp_path):
     dataset = by_person(tmp_path / "s")
     assert owners_of(dataset).tolist() == ["p0", "p0", "p1", "p1"]
     assert persons_of(dataset) == {1, 2}
+
+
+def test_a_column_named_folder_is_not_taken_for_folders(tmp_path):
+    """Else each image here would count as a person of its own."""
+    rows = ["image,label,folder"]
+    for number in range(10):
+        write(tmp_path / f"zoe{number // 5}" / f"{number}.png", number)
+        rows.append(f"{number}.png,{'ab'[number % 2]},{number}")
+    (tmp_path / "labels.csv").write_text("\n".join(rows))
+    message = r"^groups \(='folder'\) means a .* has a column 'folder': rename"
+    with pytest.raises(ValueError, match=message):
+        load("folder", tmp_path, groups="folder")

@@ -70,6 +70,9 @@ def from_table(
         refuse_file(file, rule, "add a first line such as image,label", "labels")
     image = _image_column(file, names, rows.values(), known, layout.image_column)
     owner = names.index(groups) if groups in names else None
+    if owner is not None and groups == "folder":
+        rule = f"means a folder for each person, and {file.name} has a column 'folder'"
+        validate.refuse("groups", groups, rule, "rename this column")
     if owner is None and groups not in (None, "folder"):
         rule = f"must be 'folder' or a column of {file.name}"
         validate.refuse("groups", groups, rule, _near(groups, names))
