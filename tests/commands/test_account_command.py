@@ -11,7 +11,7 @@ from PIL import Image
 from tanager import Mechanism, cli, recipes
 from tanager._files import write_json
 from tanager.commands import spent
-from tanager.commands.accounts import sentence, total_of
+from tanager.commands.accounts import limit_warning, sentence, total_of
 from tanager.commands.spent import recorded, spent_by
 from tanager.privacy import accountant
 from tanager.privacy.account import Account
@@ -344,3 +344,17 @@ def test_a_pipe_is_given_long_names_and_their_epsilon(said, tmp_path):
     code, printed, _ = said("account new")
     epsilon = format_epsilon(accountant.epsilon(charge.mechanisms[0], 1e-5))
     assert (code, printed.splitlines()[1].split()[-3:]) == (0, ["4", epsilon, name])
+
+
+def test_a_limit_at_a_large_delta_is_warned_of(said, tmp_path):
+    """At δ = 0.5 the ε of any run looks small, and a limit refuses next to nothing."""
+    Account(tmp_path / "mine").set_limit(1.0, 0.5)
+    digits = recipes.RECIPES["digits"].recipe
+    run = dataclasses.replace(digits, account="mine")
+    found = limit_warning(run, 1e-4, 1437)
+    assert found and "mine allows more than it seems: its delta (0.5)" in found
+    assert limit_warning(run, 0.5, 1437) is None
+    charge = Charge("run", "one", "1", 1e-4, (Mechanism(1.0, 3.0, 4),))
+    Account(tmp_path / "mine").charge(charge)
+    _, _, errors = said("account mine")
+    assert "delta (0.5) is above that of a charge (0.0001)" in errors

@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import shlex
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -176,6 +177,13 @@ def run(arguments: Sequence[str]) -> int:
     account, balance = options.named(), options.named().read()
     if delta is None:
         delta = balance.delta() or 1e-5
+    least = min((each.delta for each in balance.charges.values()), default=delta)
+    if delta > least:
+        warnings.warn(
+            f"delta ({delta:g}) is above that of a charge ({least:g}): a larger δ makes "
+            f"ε look smaller, and protects nobody better; use {least:g}",
+            stacklevel=1,
+        )
     with new_console(stderr=True).status("computing ε"):
         content = _content(account, balance, delta)
     if options.json:

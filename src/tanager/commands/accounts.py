@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tanager.privacy.account import Account
+from tanager.privacy.plan import delta_warning
 from tanager.privacy.shown import format_delta, format_epsilon
 from tanager.recipes.accounts import path_of
 from tanager.recipes.recipe import Recipe
@@ -15,6 +16,16 @@ def total_of(recipe: Recipe, delta: float) -> dict[str, Any] | None:
     if path is None or not (balance := Account(path).read()).charges:
         return None
     return balance.total(delta).to_json()
+
+
+def limit_warning(recipe: Recipe, delta: float, examples: int) -> str | None:
+    """Return what is wrong with the δ of the account's limit, if above the run's."""
+    path = path_of(recipe)
+    limit = None if path is None else Account(path).read().limit
+    if limit is None or limit[1] <= delta:
+        return None
+    text = delta_warning(limit[1], examples)
+    return text and f"the limit of {path} allows more than it seems: its {text}"
 
 
 def sentence(recipe: Recipe, total: Mapping[str, Any] | None) -> str:

@@ -226,6 +226,8 @@ def _warn(name: str, prepared: "Prepared") -> None:
     warned_of = typed and budget.delta * public < 1  # else training warns of it
     if warned_of and (text := delta_warning(budget.delta, public)):
         warnings.warn(text, stacklevel=3)
+    if text := accounts.limit_warning(recipe, budget.delta, public):
+        warnings.warn(text, stacklevel=3)
     classes = None if recipe.multi_label else len(prepared.dataset.classes)
     unit = "person" if recipe.unit == "group" else "example"
     if text := few_warning(budget.mechanism, public, classes, unit):
