@@ -47,6 +47,20 @@ def test_runs_are_listed_with_what_they_reached(folder, capsys):
     assert runs.find_runs(folder / "one") == [folder / "one"]
 
 
+def test_runs_say_whom_their_epsilon_is_for(folder, tmp_path, capsys):
+    """ε = 4 for each person is far more than ε = 4 for each image."""
+    for name in ("one", "two"):
+        shutil.copytree(folder / name, tmp_path / name)
+    config = json.loads((tmp_path / "one/config.json").read_text())
+    (tmp_path / "one/config.json").write_text(json.dumps(config | {"unit": "person"}))
+    assert main(["runs", str(tmp_path)]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert "for each" in head
+    assert ["person" in lines[0], "example" in lines[1]] == [True, True]
+    page = runs.write_comparison([tmp_path / n for n in ("one", "two")], tmp_path / "p")
+    assert "unit of privacy" in page.read_text()
+
+
 def test_a_copy_began_when_its_run_did(folder, tmp_path):
     for name in ("one", "two"):
         shutil.copytree(folder / name, tmp_path / name)

@@ -58,15 +58,16 @@ def run(arguments: Sequence[str]) -> int:
     if options.json:
         return print_json({"runs": rows})
     labels = ["test AUROC"] * any(row["test_auroc_ema"] is not None for row in rows)
-    texts = ("state", "began", "recipe")
-    headings = ("run", "ε", "δ", "test accuracy", "average", *labels, *texts)
-    table = new_table(*headings, texts=texts)
+    last = ("state", "began", "recipe")
+    first = ("run", "ε", "δ", "for each", "test accuracy", "average")
+    table = new_table(*first, *labels, *last, texts=("for each", *last))
     for row in rows:
         epsilon = "—" if row["epsilon"] is None else format_epsilon(row["epsilon"])
         table.add_row(
             row["run"],
             "NOT PRIVATE" if row["private"] is False else epsilon,
             "—" if row["delta"] is None else format_delta(row["delta"]),
+            row["unit"],
             number(row["test_accuracy"], "{:.2%}"),
             number(row["test_accuracy_ema"], "{:.2%}"),
             *(number(row["test_auroc_ema"], "{:.2%}") for _ in labels),

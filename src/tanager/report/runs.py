@@ -21,6 +21,7 @@ RESULTS = {
     "state": "state",
     "epsilon": "ε",
     "delta": "δ",
+    "unit": "unit of privacy",
     "test_accuracy": "test accuracy",
     "test_accuracy_ema": "average of parameters",
     "test_auroc_ema": "test AUROC, average of parameters",
@@ -55,6 +56,7 @@ def describe(run: Path) -> dict[str, Any]:
     config, metrics = read_config(run), read_metrics(run)
     finished = (run / "result.json").exists()
     result = read_result(run) if finished else {**(metrics[-1] if metrics else {})}
+    result["unit"] = config.get("unit") or "example"
     private = result.get("private", config.get("private"))
     if not finished and config["delta"] and (run / "ledger.jsonl").exists():
         spent = Ledger.read(run / "ledger.jsonl").mechanisms()
