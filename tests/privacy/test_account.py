@@ -493,8 +493,12 @@ def check_units(path, unit, other):
     assert wrong.read().limit == (8.0, DELTA)
     before = path.read_bytes()
     for attempt in (wrong.require_room, wrong.charge):
-        with pytest.raises(ValueError, match=f"each {unit} spends.* is one {other};"):
+        with pytest.raises(
+            ValueError, match=f"each {unit} spends.* is one {other};"
+        ) as refused:
             attempt(charge(THREE[1], "two"))
+        remedy = str(refused.value).partition("added up: ")[2]
+        assert remedy.startswith("protect" if unit == "person" else "name another")
     assert path.read_bytes() == before
     Account(path).charge(charge(THREE[1], "two"))
     assert Account(path).read().unit == unit

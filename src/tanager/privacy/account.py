@@ -292,9 +292,9 @@ class Account:
                 str(self.path),
                 f"counts what each {balance.unit} spends, and this run's unit of "
                 f"privacy is one {self.unit}; the two cannot be added up",
-                "protect persons again, with --unit group and --groups, "
+                "protect persons again, with --unit group and --groups, or "
                 * (balance.unit == "person")
-                + "or name another with --account",
+                + "name another with --account, which leaves out what these runs spent",
             )
 
     def _require(
