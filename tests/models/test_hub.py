@@ -15,7 +15,7 @@ import pytest
 from safetensors import numpy as safetensors
 
 from tanager import models
-from tanager.models import hub
+from tanager.models import exported, hub
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -266,6 +266,12 @@ def test_without_the_package_the_way_by_hand_is_shown(monkeypatch):
 def test_other_forms_of_a_name_are_refused(name):
     with pytest.raises(ValueError, match="must be hf:OWNER/REPOSITORY"):
         hub.parse(name)
+
+
+def test_the_name_of_a_model_is_refused_as_such():
+    """`tanager predict` has no weights to name."""
+    with pytest.raises(ValueError, match=r"^source \(='hf:foo'\) must be hf:OWNER"):
+        exported.describe("hf:foo")
 
 
 def test_a_name_says_repository_revision_and_file():

@@ -121,6 +121,7 @@ def describe(
     ``preprocessing``, ``precision`` and ``multi_label``.
     """
     if hub.is_hub_name(source):
+        hub.parse(str(source), argument="source")
         path = hub.download(str(source), "config.json")
     else:
         path = Path(source).expanduser() / "config.json"

@@ -46,13 +46,13 @@ def full_name(source: str | os.PathLike[str]) -> str | os.PathLike[str]:
     return source if Path(source).exists() else f"hf:{source}"
 
 
-def parse(name: str, file: str = SAFETENSORS) -> HubFile:
+def parse(name: str, file: str = SAFETENSORS, argument: str = "weights") -> HubFile:
     """Return the file of ``hf:OWNER/REPOSITORY[@REVISION][:FILE]``, or else `file`."""
     match = _NAME.fullmatch(name)
     if not match or ".." in name:
         rule = "must be hf:OWNER/REPOSITORY[@REVISION][:FILE]"
         remedy = "such as hf:timm/vit_base_patch16_224.augreg_in21k"
-        validate.refuse("weights", name, rule, remedy)
+        validate.refuse(argument, name, rule, remedy)
     repository, revision, named_file = match.groups()
     return HubFile(repository, revision or "main", named_file or file)
 
