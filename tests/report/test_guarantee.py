@@ -40,6 +40,11 @@ def test_persons_are_protected_whole_and_images_alone():
     assert "than if another image were in its place" in all_of(adjacency="replace-one")
 
 
+def test_one_update_is_not_several():
+    assert "made 1 update on" in all_of(steps=1)
+    assert "made 2 updates on" in all_of(steps=2)
+
+
 def test_what_was_released_besides_is_said():
     counted = all_of(class_counts_noise=12.5, unreadable="skip")
     assert "noise multiplier 12.5. ε includes this release." in counted

@@ -180,8 +180,8 @@ def run(arguments: Sequence[str]) -> int:
     least = min((each.delta for each in balance.charges.values()), default=delta)
     if delta > least:
         warnings.warn(
-            f"delta ({delta:g}) is above that of a charge ({least:g}): a larger δ makes "
-            f"ε look smaller, and protects nobody better; use {least:g}",
+            f"delta ({delta:g}) is above that of a charge ({least:g}): a larger δ "
+            f"makes ε look smaller, and protects nobody better; use {least:g}",
             stacklevel=1,
         )
     with new_console(stderr=True).status("computing ε"):

@@ -144,7 +144,8 @@ def mechanism(result: _Fields) -> str:
             f"multiplier {number(noise)}. ε includes this release."
         )
     return (
-        f"DP-SGD made {result['steps']:,} updates on {result['examples']:,} {one}s. "
+        f"DP-SGD made {result['steps']:,} update{'s' * (result['steps'] != 1)} "
+        f"on {result['examples']:,} {one}s. "
         f"Each update drew a Poisson sample of the {one}s at rate "
         f"q = {number(result['sample_rate'])} "
         f"(expected batch size {number(result['batch_size'])}), {averaged} "
