@@ -290,6 +290,16 @@ def test_too_few_images_for_the_noise_are_named(text, tmp_path):
     assert "40 examples of 10 classes are few for this much noise" in found
 
 
+def test_an_account_is_not_said_to_count_a_run_that_it_does_not(tmp_path):
+    config, result, metrics = run_files()
+    total = {"epsilon": 9, "delta": 1e-5, "adjacency": "zero-out", "accountant": "pld"}
+    for name, account in (("none", None), ("one", total)):
+        found = result | {"account": account}
+        words = Page(report(tmp_path / name, config, found, metrics)).words
+        assert ("No account counts this run" in words) == (account is None)
+        assert ("all runs on the same data spent" in words) == (account is not None)
+
+
 def test_how_the_settings_were_chosen_and_how_files_were_read(tmp_path):
     config, result, metrics = run_files()
     reading = {"layout": "class folders", "conversion": "upright-8-bit"}
