@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import shlex
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -227,6 +229,24 @@ def test_an_account_without_data_is_named_by_its_file_alone(said, tmp_path):
     account.path.unlink()
     assert total_of(recipe, 1e-5) is None
     assert sentence(recipe, None).startswith("new has no charges: it was deleted since")
+
+
+def test_names_are_on_one_line_and_can_be_pasted(said, tmp_path):
+    name = str(tmp_path / "an\nalbum")
+    recipe = dataclasses.replace(recipes.get("digits").recipe, account=name)
+    clear = name.replace("\n", " ")
+    total = {"epsilon": 1, "delta": 1e-5, "adjacency": "zero-out", "accountant": "pld"}
+    assert sentence(recipe, total).startswith(f"charged to {clear}: all runs")
+    said_of_none = sentence(recipe, None)
+    assert said_of_none.startswith(f"{clear} has no")
+    assert said_of_none.endswith(f"--account {shlex.quote(name)}\n")
+    charge = Charge("run", "one", "1", 1e-5, (Mechanism(1.0, 3.0, 4),))
+    Account(Path(name), data="one").charge(charge)
+    assert said("account", name)[1].endswith(f"account: {clear}\n")
+    spaced = Account(tmp_path / "an album", data="other")
+    shutil.copy(name, spaced.path)
+    with pytest.raises(ValueError, match=f"accept --account '{spaced.path}'` and"):
+        spaced.require_room(charge)
 
 
 def test_two_accounts_of_the_same_data_are_refused(tmp_path, monkeypatch):

@@ -284,12 +284,13 @@ def test_a_disk_that_fills_up_is_named_and_the_run_resumes(
             raise OSError(errno.ENOSPC, "No space left on device")
         append(*arguments)
 
-    out = tmp_path / "run"
+    out = tmp_path / "my run"
     with monkeypatch.context() as patch:
         patch.setattr(HashedFile, "append", until_full)
         message = f"a disk is full, likely that of run folder {out} (No space left on"
-        with pytest.raises(OSError, match=re.escape(message)):
+        with pytest.raises(OSError, match=re.escape(message)) as refused:
             run(out, seed=5)
+    assert f"with --out '{out}', which resumes" in str(refused.value)
     assert same(run(out, seed=5).params, seeded[0].params)
 
 

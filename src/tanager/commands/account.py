@@ -13,6 +13,7 @@ from tyro.conf import Positional
 
 from tanager import _validate as validate
 from tanager._terminal import new_console
+from tanager._text import clean
 from tanager.commands import flags
 from tanager.commands.spent import recorded, spent_by
 from tanager.commands.tables import new_table, print_json
@@ -250,4 +251,4 @@ def _print(content: dict[str, Any]) -> None:
             f"{format_bound(limit['remaining'])} remains; a further run fits whose ε "
             f"alone is {format_bound(limit['fits'])}"
         )
-    console.print(f"account: {content['account']}", soft_wrap=True)
+    console.print(f"account: {clean(content['account'])}", soft_wrap=True)

@@ -1,8 +1,10 @@
 """What commands say of the account that they charged."""
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from tanager._text import clean
 from tanager.privacy.account import Account
 from tanager.privacy.plan import delta_warning
 from tanager.privacy.shown import format_delta, format_epsilon
@@ -35,11 +37,12 @@ def sentence(recipe: Recipe, total: Mapping[str, Any] | None) -> str:
         return ""
     if total is None:
         return (
-            f"{path} has no charges: it was deleted since, or the runs were made "
-            f"without it. Charge them: tanager account add RUN --account {path}\n"
+            f"{clean(path)} has no charges: it was deleted since, or the runs were "
+            "made without it. Charge them: tanager account add RUN --account "
+            f"{shlex.quote(str(path))}\n"
         )
     return (
-        f"charged to {path}: all runs on these data together ε = "
+        f"charged to {clean(path)}: all runs on these data together ε = "
         f"{format_epsilon(total['epsilon'])} at δ = {format_delta(total['delta'])} "
         f"({total['adjacency']}, {total['accountant'].upper()})\n"
     )

@@ -14,6 +14,7 @@ from tyro.conf import Positional
 from tanager import _validate as validate
 from tanager._reading import UnreadableFile
 from tanager._record import check_record
+from tanager._text import clean
 from tanager.commands import flags, models_in_use
 from tanager.commands.evaluation_tables import NOTE, print_classes, print_labels
 from tanager.commands.tables import print_json
@@ -159,7 +160,7 @@ def run(arguments: Sequence[str]) -> int:
     more = f"; --split all measures all {len(labels) + rest}" if rest else ""
     show(f"{options.model} on {len(labels)} {which} of {of}{more}", found)
     if options.to is not None:
-        print(f"page: {options.to}")
+        print(f"page: {clean(options.to)}")
     return 0
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from tanager._text import clean
 from tanager.commands import flags
 from tanager.commands.tables import print_json
 
@@ -64,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
         }
         return print_json(record)
     kind = "" if guarantee["private"] else "NOT PRIVATE: "
-    print(f"{kind}weights written to {folder}")
+    print(f"{kind}weights written to {clean(folder)}")
     for name, size in files.items():
         print(f"  {name:<20}{size:>14,} bytes")
     if options.licence is None:

@@ -9,6 +9,7 @@ from tyro.conf import Positional
 
 from tanager import _validate as validate
 from tanager._terminal import new_console
+from tanager._text import clean
 from tanager.commands import flags
 from tanager.commands.tables import new_table, number, print_json
 from tanager.privacy.shown import format_delta, format_epsilon
@@ -64,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
     for row in rows:
         epsilon = "—" if row["epsilon"] is None else format_epsilon(row["epsilon"])
         table.add_row(
-            row["run"],
+            clean(row["run"]),
             "NOT PRIVATE" if row["private"] is False else epsilon,
             "—" if row["delta"] is None else format_delta(row["delta"]),
             row["unit"],

@@ -1,6 +1,7 @@
 """`tanager search`: hyper-parameters at small batch, and what the large run reaches."""
 
 import dataclasses
+import shlex
 import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -15,6 +16,7 @@ from tanager._files import write_json
 from tanager._heap import run_in_place
 from tanager._record import read_record
 from tanager._terminal import new_console
+from tanager._text import clean
 from tanager.commands import accounts, experiments, flags, norms
 from tanager.commands.experiments import held_out, target_of
 from tanager.commands.tables import print_json
@@ -196,7 +198,7 @@ def _search_privately(name: str, recipe: Recipe, options: Options) -> int:
         f"best: {100 * winner.noisy_accuracy:.1f} % of the held-out examples, with "
         f"noise, by {_listed(winner.values)}\nε = {format_epsilon(winner.epsilon)} at "
         f"δ = {format_delta(winner.delta)} for the whole search\n"
-        f"{_charged(recipe, winner.delta)}report: {out}/report.html",
+        f"{_charged(recipe, winner.delta)}report: {clean(out)}/report.html",
         soft_wrap=True,
     )
     return 0
@@ -333,5 +335,7 @@ def _print(result: dict[str, Any], out: Path, charged: str) -> None:
         f"of that run: its trials {100 * cost['trials_share']:.3g} %, the runs of the "
         f"best {100 * cost['winner_share']:.3g} %"
     )
-    console.print(f"{charged}report: {out}/report.html", soft_wrap=True)
-    console.print(f"next: tanager train --from-study {out}", soft_wrap=True)
+    console.print(f"{charged}report: {clean(out)}/report.html", soft_wrap=True)
+    console.print(
+        f"next: tanager train --from-study {shlex.quote(str(out))}", soft_wrap=True
+    )

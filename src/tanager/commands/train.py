@@ -93,7 +93,7 @@ def _train(
         again = f"stopped? repeat the command with --out {shlex.quote(out)}"
         if options.repeats == 1 and (Path(out) / "result.json").exists():
             again = "finished before: nothing is trained; for a new run, change --out"
-        console.print(f"run: {out} ({again})", soft_wrap=True)
+        console.print(f"run: {clean(out)} ({again})", soft_wrap=True)
         events = shlex.quote(out if options.repeats > 1 else f"{out}/tensorboard")
         console.print(f"watch: tensorboard --logdir {events}", soft_wrap=True)
         for each in repeats.repeated(placed, options.repeats):
@@ -122,7 +122,7 @@ def _train(
     if options.json:
         return print_json(content)
     charged = accounts.sentence(recipe, result.summary.get("account"))
-    console.print(f"{charged}report: {where}", soft_wrap=True)
+    console.print(f"{charged}report: {clean(where)}", soft_wrap=True)
     return 0
 
 

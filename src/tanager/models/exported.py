@@ -1,6 +1,7 @@
 """Load the model of a run, or one that `tanager export` wrote, from folder or Hub."""
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -170,7 +171,8 @@ def weights_of(
         return file_in(Path(source).expanduser())
     file = Path(source).expanduser() / RUN_WEIGHTS[weights]
     if not file.is_file():
-        remedy = f"repeat the command that began it, with --out {Path(source)}"
+        out = shlex.quote(str(Path(source)))
+        remedy = f"repeat the command that began it, with --out {out}"
         validate.refuse("source", os.fspath(source), "is not finished", remedy)
     return file
 

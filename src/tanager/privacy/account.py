@@ -311,8 +311,9 @@ class Account:
                 f"is of other data{persons}, or the data were changed since, or read "
                 "with another --groups, which splits them otherwise",
                 "give --groups as before; or, if the same people may be in them, run "
-                f"`tanager account accept --account {self.path}` and the same command "
-                "again; else name another with --account",
+                "`tanager account accept --account "
+                f"{shlex.quote(str(self.path))}` and the same command again; else "
+                "name another with --account",
             )
         if balance.holds(charge):
             return

@@ -20,6 +20,7 @@ import errno
 import fcntl
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -67,7 +68,8 @@ def naming_full_disks(path: str | os.PathLike | None) -> Iterator[None]:
             raise
         raise OSError(
             f"a disk is full, likely that of run folder {path} ({error.strerror}): "
-            f"free it, and run the same command again with --out {path}, which resumes"
+            "free it, and run the same command again with --out "
+            f"{shlex.quote(os.fspath(path))}, which resumes"
         ) from error
 
 

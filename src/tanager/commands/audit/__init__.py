@@ -12,6 +12,7 @@ from tanager._files import write_json
 from tanager._heap import run_in_place
 from tanager._reading import read_json
 from tanager._terminal import new_console
+from tanager._text import clean
 from tanager.commands import accounts, flags
 from tanager.commands.audit.options import Options
 from tanager.commands.tables import print_json
@@ -96,7 +97,7 @@ def _print(content: dict[str, Any], page: Path, charged: str) -> None:
     else:
         console.print("nothing contradicts the claimed ε")
     console.print(audit_page.advantages(content))
-    console.print(f"{charged}report: {page}", soft_wrap=True)
+    console.print(f"{charged}report: {clean(page)}", soft_wrap=True)
 
 
 def _replayed(content: dict[str, Any], out: Path, as_json: bool) -> int:
@@ -111,6 +112,6 @@ def _replayed(content: dict[str, Any], out: Path, as_json: bool) -> int:
         table.add_row(finding["check"], verdict, finding["detail"])
     console = new_console()
     console.print(table)
-    where = f"report: {out / 'replay.json'}"
+    where = f"report: {clean(out / 'replay.json')}"
     console.print(where, soft_wrap=True, markup=False)
     return failed
