@@ -55,7 +55,7 @@ def test_a_folder_becomes_csv(run, photos, printed):
         assert row[1] == found["class"]
         assert float(row[2]) == pytest.approx(found["probability"], abs=1e-5)
         assert sum(map(float, row[3:])) == pytest.approx(1, abs=1e-4)
-    assert err == "tanager: 1 files are not images: .txt 1\n"
+    assert err == "tanager: 1 file is not an image: .txt 1\n"
 
 
 def test_a_bad_file_is_named_and_the_others_predicted(run, photos, printed):

@@ -67,7 +67,9 @@ def run(arguments: Sequence[str]) -> int:
     names, examples, others = _inputs(model, options.files, options.code)
     if others:
         counts = ", ".join(f"{ending} {count}" for ending, count in others.items())
-        _say(f"{sum(others.values())} files are not images: {clean(counts)}")
+        total = sum(others.values())
+        are = "files are not images" if total > 1 else "file is not an image"
+        _say(f"{total} {are}: {clean(counts)}")
     failed, out = 0, csv.writer(sys.stdout, lineterminator="\n")
     found = model.each(examples, options.batch_size)
     with models_in_use.progress(len(examples) > options.batch_size) as report:
