@@ -200,6 +200,14 @@ def test_noise_past_the_horizon_is_refused():
         noise.draw(-1)
 
 
+@pytest.mark.parametrize("trace", [jax.jit, jax.vmap])
+def test_noise_that_a_program_would_repeat_is_refused(trace):
+    noise = GaussianNoise(MECHANISM, 1.0, SEED, jnp.zeros(3))
+    total = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), noise.zeros())
+    with pytest.raises(ValueError, match=re.escape("noise.draw must be called outs")):
+        trace(lambda total: noise.grid.plus(total, noise.draw(0)))(total)
+
+
 def test_a_useless_sensitivity_and_noise_beyond_the_integers_are_refused():
     with pytest.raises(ValueError, match=re.escape("sensitivity (=0.0)")):
         GaussianNoise(MECHANISM, 0.0, SEED, zeros())

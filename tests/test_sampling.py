@@ -8,6 +8,8 @@ fixed. The same checks run on test doubles, each with one known bug.
 import re
 from fractions import Fraction
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -378,6 +380,12 @@ def test_horizon_raises():
         draws.indices(-1)
     with pytest.raises(ValueError, match=re.escape("step (=5) must be below")):
         draws.batches(5, 4)
+
+
+def test_a_batch_that_a_program_would_repeat_is_refused():
+    draws = sampler(10, 0.5, 5)
+    with pytest.raises(ValueError, match=re.escape("sampler.indices must be called")):
+        jax.jit(lambda data: data[next(draws.batches(0, 8)).indices])(jnp.zeros(10))
 
 
 def test_bad_sizes_are_refused():

@@ -267,7 +267,7 @@ def twice(noise, limb):
         ),
         (
             lambda noise: jax.jit(noise.draw)(3),
-            "step must be a number here, but it is traced",
+            "noise.draw must be called outside jax.jit",
         ),
         *(
             (

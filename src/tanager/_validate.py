@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import math
 import numbers
+import sys
 from collections.abc import Callable, Collection, Iterable
 from pathlib import PurePath
 from types import FunctionType
@@ -220,3 +221,18 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
     closer = difflib.get_close_matches(name, choices, n=3, cutoff=0.7)
     near = [each for each in alike if each[:1] == name[:1] or each in closer]
     return near[0] if near else None
+
+
+def not_traced(what: str, remedy: str) -> None:
+    """Refuse a call while JAX traces: what it returns would be the same in every run.
+
+    Without JAX, which this does not load, nothing is traced.
+    """
+    if "jax" not in sys.modules:
+        return
+    from jax._src.core import trace_state_clean
+
+    if not trace_state_clean():
+        rule = "must be called outside jax.jit, vmap and lax.scan"
+        why = "they call it once, when they trace, and repeat what it returned"
+        raise ValueError(f"{what} {rule}: {why}; {remedy}")

@@ -155,13 +155,11 @@ class GaussianNoise:
             seed and step on every machine.
 
         Raises:
-            ValueError: `step` is outside the mechanism's steps.
+            ValueError: `step` is outside the mechanism's steps, or a compiled program
+                makes the call: its noise would be the same each time that it runs.
         """
-        if isinstance(step, Tracer):
-            raise ValueError(
-                "step must be a number here, but it is traced: call noise(total, "
-                "step), which draws inside a compiled program, or draw before it"
-            )
+        remedy = "call noise(total, step), which draws anew, or draw before"
+        validate.not_traced("noise.draw", remedy)
         require_step(self.mechanism, step)
         leaves, structure = jax.tree.flatten(self._like)
         ends = np.cumsum([leaf.size for leaf in leaves], dtype=np.int64)[:-1]

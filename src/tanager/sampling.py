@@ -159,8 +159,11 @@ class PoissonSampler:
 
         Raises:
             ValueError: `step` is outside the run. A step past the horizon has not been
-                accounted for, and there is no batch for it.
+                accounted for, and there is no batch for it. Or a compiled program
+                makes the call: it would have the same batch each time that it runs.
         """
+        remedy = "draw before, and give the program the rows and their mask"
+        validate.not_traced("sampler.indices", remedy)
         remedy = "more steps cost more privacy: plan a mechanism that has them"
         require_step(self.mechanism, step, remedy)
         if self.mechanism.sample_rate == 1:

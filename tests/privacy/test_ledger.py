@@ -13,6 +13,7 @@ import threading
 import time
 from unittest.mock import Mock
 
+import jax
 import pytest
 
 import mutations
@@ -299,6 +300,13 @@ def test_what_cannot_be_charged_is_refused():
     ledger.charge(Mechanism(0.1, 2.0, 5, Adjacency.REPLACE_ONE), 0, "b")
     with pytest.raises(ValueError, match="must be the same for all mechanisms"):
         ledger.epsilon(1e-5)
+
+
+def test_a_charge_that_a_program_would_leave_out_is_refused():
+    ledger = Ledger()
+    with pytest.raises(ValueError, match=re.escape("ledger.charge must be called out")):
+        jax.jit(lambda: ledger.charge(MECHANISM, 0))()
+    assert ledger.steps() == 0
 
 
 def test_a_new_file_is_on_the_disk_with_its_name(tmp_path, monkeypatch):

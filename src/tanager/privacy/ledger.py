@@ -72,8 +72,10 @@ class Ledger:
 
         Raises:
             ValueError: `step` is outside the mechanism's steps, or was charged in this
-                stream for another mechanism.
+                stream for another mechanism, or a compiled program makes the call.
         """
+        remedy = "charge before, or call noise(total, step), which charges each run"
+        validate.not_traced("ledger.charge", remedy)
         validate.instance(Mechanism, mechanism=mechanism)
         require_step(mechanism, step)
         single = dataclasses.replace(mechanism, steps=1)
