@@ -40,6 +40,28 @@ def with_key_by_name(params, example, *, key):
 
 
 WRONG = {
+    **{
+        f"no function as {name}": (
+            lambda name=name: tanager.train(PROBLEM, ALGORITHM, **{name: "x"}),
+            f"{name} (of type str) must be a function, or None",
+        )
+        for name in ("evaluate", "on_metrics", "on_estimate")
+    },
+    **{
+        f"no function to {name}": (
+            lambda name=name: tanager.Problem(loss, PARAMS, DATA, **{name: [1]}),
+            f"{name} (of type list) must be a function, or None",
+        )
+        for name in ("augment", "finish", "labels")
+    },
+    "a description that nothing keeps": (
+        lambda: tanager.train(PROBLEM, ALGORITHM, description={"by": "me"}),
+        "description (={'by': 'me'}) does not apply without a folder",
+    ),
+    "workers for data in memory": (
+        lambda: tanager.train(PROBLEM, ALGORITHM, tanager.Runtime(workers=2)),
+        "workers (=2) does not apply to data in memory: leave it out",
+    ),
     "a number as seed": (
         lambda: tanager.GaussianNoise(MECHANISM, 1.0, 0, PARAMS),
         "seed (of type int) must be of type Seed: tanager.Seed.from_os()",

@@ -201,6 +201,13 @@ def instance_or_none(kind: type, **values: object) -> None:
             instance(kind, "", **{name: value})
 
 
+def function_or_none(**values: object) -> None:
+    """Refuse what is neither None nor a function; no value is printed."""
+    for name, value in values.items():
+        if not (value is None or callable(value)):
+            refuse_type(name, value, "must be a function, or None")
+
+
 def one_of(choices: Iterable[str], *, remedy: str = "", **values: str) -> None:
     """Refuse a name that is not among `choices`, and offer the nearest one first."""
     choices = tuple(choices)

@@ -77,7 +77,8 @@ def train(
         evaluate: function of parameters, such as `tanager.Classification`; called
             with the parameters and with their average. It is also called once or twice
             before the first step: to time it, and so that its errors cost no privacy.
-        evaluate_every: steps between evaluations; a twentieth of the run by default.
+        evaluate_every: steps between evaluations, and between lines of metrics.jsonl
+            also without `evaluate`; a twentieth of the run by default.
         on_metrics: called on every host with each line of metrics.jsonl once it is
             written: the step, ε so far, seconds, and what was evaluated. After a resume
             lines can come again. What it raises ends the run.
@@ -99,6 +100,11 @@ def train(
     validate.instance(Problem, remedy, problem=problem)
     validate.instance(DPSGD, remedy, algorithm=algorithm)
     validate.instance(Runtime, remedy, runtime=runtime)
+    functions = {"on_metrics": on_metrics, "on_estimate": on_estimate}
+    validate.function_or_none(evaluate=evaluate, **functions)
+    if description is not None and out is None:
+        rule = "does not apply without a folder, whose config.json would hold it"
+        validate.refuse("description", description, rule, "give out, or leave it out")
     mechanism, delta = algorithm.mechanism, algorithm.delta
     source = problem.source()
     count = problem.size()
@@ -117,6 +123,9 @@ def train(
     described = beginning.as_description(description)
     one = an_example(source, problem.unreadable)
     held = can_hold(source, layout)
+    if held and runtime.workers:
+        rule = "does not apply to data in memory"
+        validate.refuse("workers", runtime.workers, rule, "leave it out")
     step = Step(problem, algorithm, runtime, Seed.from_os(), len(source), layout, held)
     if runtime.physical_batch_size != "auto":
         size = sizing.enough(step.sampler, size, layout.count)

@@ -65,7 +65,7 @@ class Problem:
             noisy counts (`tanager.training.class_weights.balanced`).
 
     Raises:
-        ValueError: `unreadable` is another word.
+        ValueError: `unreadable` is another word, or an argument is of another kind.
     """
 
     loss: Callable[..., jax.Array]
@@ -81,6 +81,8 @@ class Problem:
     def __post_init__(self):
         validate.one_of(get_args(Unreadable), unreadable=self.unreadable)
         validate.instance_or_none(Account, account=self.account)
+        functions = {"augment": self.augment, "finish": self.finish}
+        validate.function_or_none(**functions, labels=self.labels)
         if keyed.takes_key(self.loss):
             object.__setattr__(self, "augment", keyed.keyed_views(self.augment))
             object.__setattr__(self, "loss", keyed.given_key(self.loss))
