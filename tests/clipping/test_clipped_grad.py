@@ -330,6 +330,8 @@ def test_batches_that_do_not_fit_are_refused():
         grad_of()(params, batch, jnp.ones(6))
     with pytest.raises(ValueError, match="at least one floating-point array"):
         grad_of()({"w": jnp.arange(3)}, batch)
+    with pytest.raises(ValueError, match="what trainable does not leave out"):
+        clipped_grad(loss, clip_norm=C, trainable=lambda leaf: False)(params, batch)
 
 
 @pytest.mark.parametrize("rest", [{"scale": 2.0}, [2.0]])

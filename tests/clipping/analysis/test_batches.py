@@ -65,6 +65,25 @@ def test_what_is_no_batch_is_named(batch, said):
         )
 
 
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        ("cat", r"mask \(of type str\) must be bool\[6\].*: give the mask of a Phys"),
+        (np.array(["cat"] * 6), r"mask \(of type ndarray\) must be bool\[6\]"),
+        (np.array([True] * 6, object), r"mask \(of type ndarray\) must be bool\[6\]"),
+        (np.ones(6), r"mask \(=float32\[6\]\) must be .*weights into the batch and"),
+        (
+            jax.random.split(jax.random.key(0), 6),
+            "random keys go into keys=",
+        ),
+    ],
+)
+def test_what_is_no_mask_is_named(mask, said):
+    with pytest.raises(ValueError, match=said) as error:
+        GRAD(PARAMS, DATA, mask)
+    assert error.value.__context__ is None
+
+
 def test_exchanged_arguments_are_noticed():
     for call in (GRAD, jax.jit(lambda *both: GRAD(*both))):
         with pytest.raises(ValueError, match="are the arguments exchanged"):

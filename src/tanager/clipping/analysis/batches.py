@@ -123,15 +123,21 @@ def _kind(leaf: Any) -> str:
 
 def mask_of(mask: ArrayLike | None, rows: int) -> Bool[Array, " b"]:
     """Return the mask as an array, all True for None; refuse all but bool[rows]."""
+    rule = f"must be bool[{rows}], one entry for each row of the batch"
     with jax.transfer_guard("allow"):
-        mask = jnp.asarray(np.ones(rows, bool) if mask is None else mask)
-    if mask.shape != (rows,) or mask.dtype != jnp.bool_:
-        raise ValueError(
-            f"mask (={mask.dtype}{list(mask.shape)}) must be bool[{rows}], one "
-            "entry for each row of the batch: several arguments of the loss go into "
-            "one tuple or dict, the batch"
+        try:
+            given = jnp.asarray(np.ones(rows, bool) if mask is None else mask)
+        except (TypeError, ValueError):
+            given = None  # JAX's own error shows what is in it
+    if given is None:
+        validate.refuse_type("mask", mask, rule, "give the mask of a PhysicalBatch")
+    if given.shape != (rows,) or given.dtype != jnp.bool_:
+        remedy = (
+            "several arguments of the loss go into one tuple or dict, the batch; "
+            "random keys go into keys=, and weights into the batch and the loss"
         )
-    return mask
+        raise ValueError(f"mask (={given.dtype}{list(given.shape)}) {rule}: {remedy}")
+    return given
 
 
 def refuse_typed_axes(params: PyTree, batch: PyTree) -> None:

@@ -149,8 +149,8 @@ def check_leaves(trainable: PyTree, fixed: PyTree) -> None:
             validate.refuse_type(name, leaf, "must have no mask", remedy)
     if not leaves:
         raise ValueError(
-            "params must hold at least one floating-point array to train; of an NNX "
-            "module, nnx.Param is trained"
+            "params must hold at least one floating-point array to train: of an NNX "
+            "module, nnx.Param is trained; of any, what trainable does not leave out"
         )
     if any(jnp.issubdtype(leaf.dtype, jnp.complexfloating) for leaf in leaves):
         raise ValueError(
