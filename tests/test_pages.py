@@ -109,7 +109,6 @@ CHECKS = {
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     name = str(page.relative_to(pages.ROOT))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
     if page.name == "pretrained.md":
         assert main(["train", "digits", "--model", "linear", "--steps", "2"]) == 0
         capsys.readouterr()
