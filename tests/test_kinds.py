@@ -58,6 +58,10 @@ WRONG = {
         lambda: tanager.train(PROBLEM, ALGORITHM, description={"by": "me"}),
         "description (={'by': 'me'}) does not apply without a folder",
     ),
+    "a word for a bar": (
+        lambda: tanager.Runtime(progress="no"),
+        "progress (of type str) must be of type bool: True or False",
+    ),
     "workers for data in memory": (
         lambda: tanager.train(PROBLEM, ALGORITHM, tanager.Runtime(workers=2)),
         "workers (=2) does not apply to data in memory: leave it out",

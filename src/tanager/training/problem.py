@@ -278,7 +278,7 @@ class Runtime:
         progress: show a progress bar.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: a number is out of range, or an argument is of another kind.
     """
 
     physical_batch_size: int | Literal["auto"] = 256
@@ -296,6 +296,8 @@ class Runtime:
         validate.one_of(STRATEGIES, strategy=self.strategy)
         validate.one_of(batches.MEMORY, memory=self.memory)
         validate.whole(workers=self.workers, at_least=0)
+        flags = {"shard_parameters": self.shard_parameters, "progress": self.progress}
+        validate.instance(bool, "True or False", **flags)
         validate.not_negative(checkpoint_seconds=self.checkpoint_seconds)
         validate.share(measure_share=self.measure_share)
 
