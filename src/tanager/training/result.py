@@ -44,7 +44,8 @@ class TrainResult:
     Attributes:
         params: the final parameters, like the `params` given.
         average: their exponential moving average, likewise.
-        epsilon: ε spent, by the run's accountant, for every step in the ledger.
+        epsilon: ε spent, by the run's accountant, for every step in the ledger. No
+            guarantee if ``summary["private"]`` is False: a seed was given, say.
         delta: the δ it holds at.
         evaluation: of the final parameters; None without an evaluator.
         evaluation_ema: of the average; None without an evaluator.
