@@ -114,9 +114,9 @@ def test_the_update_is_equation_3(plain):
 
 
 class DividesByTheDrawnBatch(Step):
-    def _apply(self, state, total, drawn, step):
+    def apply(self, state, total, drawn, step):
         self.sampler.expected_batch_size = len(self.sampler.indices(2))
-        return super()._apply(state, total, drawn, step)
+        return super().apply(state, total, drawn, step)
 
 
 class CountsPadding(Step):
