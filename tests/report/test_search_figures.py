@@ -58,7 +58,7 @@ def test_the_law_is_a_line_even_where_its_band_is_cut_off(drawn):
     assert any(np.allclose(line, [(512, 96)]) for line in lines)
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert "predicted, with the 95 % interval of one run" in labels
-    assert "obtained" in labels
+    assert "obtained, on test examples" in labels
 
 
 def test_a_grid_has_a_line_for_each_value_of_the_others(drawn):

@@ -4,11 +4,11 @@ import json
 
 from written import STUDY
 
-from tanager.report import search_page
+from tanager.report import search_figures, search_page
 
 
-def page(folder):
-    (folder / "result.json").write_text(json.dumps(STUDY))
+def page(folder, **more):
+    (folder / "result.json").write_text(json.dumps(STUDY | more))
     return search_page.write_report(folder).read_text(encoding="utf-8")
 
 
@@ -33,3 +33,23 @@ def test_trials_are_listed_from_the_best_and_cost_is_told_apart(tmp_path):
     assert "the trials took 3.12 % and the 0 runs of the winner 50 %" in words
     assert "<b>" not in written
     assert "&lt;b&gt;" in written
+
+
+def test_a_run_at_another_batch_size_was_not_predicted(tmp_path, monkeypatch):
+    def plot(*arguments, obtained, **rest):
+        drawn.extend(obtained)
+        (tmp_path / "scaling.svg").write_text("<svg></svg>")
+
+    drawn = []
+    monkeypatch.setattr(search_figures, "plot_law", plot)
+    share = dict.fromkeys(("accuracy", "low", "high", "confidence"), 0.9)
+    prediction = {"reference_batch_size": 512, **share, "doubts": []}
+    obtained = [
+        {"run": f"run-{size}", "batch_size": size, "accuracy": 0.5, "on": "test"}
+        for size in (512, 64)
+    ]
+    (tmp_path / "obtained.json").write_text(json.dumps(obtained))
+    written = page(tmp_path, prediction=prediction, law={"runs": []})
+    assert drawn == [(512, 0.5)]
+    assert "run-512" in written
+    assert "run-64" not in written

@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from tanager.training.result import TrainResult
 
 
+_NOT_PREDICTED_FOR = {
+    *("account", "checkpoint_seconds", "data", "devices", "evaluate_every", "features"),
+    *("features_from", "labels", "out", "physical_batch_size", "seed", "solve_for"),
+    *("shard_parameters", "strategy", "stream", "unreadable", "workers"),
+}
+"""Fields of a recipe that leave what a search predicted as it is."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Found:
     """A study, what it found, and the recipe it is for, with the best choices."""
@@ -25,6 +33,17 @@ class Found:
     folder: Path
     result: dict[str, Any]
     entry: RecipeEntry
+
+    def of(self, recipe: Recipe) -> "Found":
+        """Return it for this run: with no prediction, if that has other settings."""
+        fields = (field.name for field in dataclasses.fields(Recipe))
+        asked = {name: getattr(self.entry.recipe, name) for name in fields}
+        if all(
+            name in _NOT_PREDICTED_FOR or getattr(recipe, name) == value
+            for name, value in asked.items()
+        ):
+            return self
+        return dataclasses.replace(self, result=self.result | {"prediction": None})
 
     def links(self) -> dict[str, Any]:
         """Return what a run records about the search."""
@@ -36,8 +55,8 @@ class Found:
         return {"study": study}
 
     def tell(self, result: "TrainResult") -> None:
-        """Add the result of a run to the study and to its report."""
-        if result.evaluation_ema is None:
+        """Add the result of a run that was predicted to the study and its report."""
+        if result.evaluation_ema is None or self.result["prediction"] is None:
             return
         known = search_page.read_obtained(self.folder)
         mine = {
@@ -54,7 +73,7 @@ class Found:
         """Compare the predicted with the obtained accuracy in a sentence."""
         predicted = self.result["prediction"]
         if predicted is None or result.evaluation_ema is None:
-            return f"the search in {self.folder} made no prediction"
+            return f"the search in {self.folder} made no prediction for these settings"
         accuracy, low, high = (
             100 * predicted[name] for name in ("accuracy", "low", "high")
         )
@@ -82,7 +101,8 @@ def _read(folder: Path) -> Found:
     result = search_page.read_result(folder)
     with reading(path, "has no recipe to train"):
         recipe = Recipe.from_json(result["best"]["recipe"])
-        recipe = dataclasses.replace(recipe, out=f"{folder}-reference")
+        epsilon = result["target"]["epsilon"]  # kept at another batch size or N
+        recipe = dataclasses.replace(recipe, epsilon=epsilon, out=f"{folder}-reference")
         entry = dataclasses.replace(
             recipes.get(result["recipe"]), recipe=recipe, published=(), pretrained_on=""
         )

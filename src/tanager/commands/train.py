@@ -43,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
     found = studies.named(words)
     start = None if found is None else found.entry
     entry, recipe, options = flags.parse("train", words, Options, start)
-    name = entry.name
+    name, found = entry.name, found and found.of(recipe)
     if entry.pretrained_on and recipe.weights is None:
         needed = f"{name} needs a model pretrained on {entry.pretrained_on}"
         rule = f"must be given: {needed}"

@@ -69,7 +69,7 @@ def plot_law(
                 color=_OBTAINED,
                 markersize=13,
                 markeredgecolor="white",
-                label="obtained",
+                label="obtained, on test examples",
             )
         axes.set_xscale("log", base=2)
         axes.set_xticks(every, [f"{size:g}" for size in every])

@@ -55,7 +55,12 @@ def write_report(study: Path) -> Path:
     study = Path(study)
     path = require(study, "study", "result.json", "let the search end first")
     result = read_result(study)
-    obtained = read_obtained(study)
+    predicted = result["prediction"] or {"reference_batch_size": None}
+    obtained = [
+        each
+        for each in read_obtained(study)
+        if each["batch_size"] == predicted["reference_batch_size"]
+    ]
     with reading(path, "is not what a search leaves"):
         values = [name for each in result["trials"] for name in each["values"]]
         return write_page(
@@ -101,8 +106,6 @@ def _draw_law(study: Path, result: _Fields, obtained: Sequence[_Fields]) -> str:
         svg,
         study / "scaling.png",
         title=f"{result['recipe']}: {result['target']['steps']:,} steps",
-        obtained=[
-            (size, each["accuracy"]) for each in obtained if each["batch_size"] == size
-        ],
+        obtained=[(size, each["accuracy"]) for each in obtained],
     )
     return embed(svg.read_text(encoding="utf-8"), _CAPTION)
