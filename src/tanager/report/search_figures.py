@@ -211,6 +211,7 @@ def plot_budget(
                 lines.setdefault(by and row[by], []).append(row)
             for number, (value, mine) in enumerate(sorted(lines.items())):
                 best = _best_along(mine, along)
+                look = _look(number) if by else {"color": "black"}  # of no batch size
                 heights = [row[shown] for row in best]
                 axes.errorbar(
                     [row[along] for row in best],
@@ -221,7 +222,7 @@ def plot_budget(
                     fmt="o",
                     capsize=4,
                     label=by and f"{_words(by)} {value}",
-                    **_look(number),
+                    **look,
                 )
                 training = [row.get("training_accuracy") or 0.0 for row in best]
                 if shown == "accuracy" and any(training):
@@ -230,7 +231,7 @@ def plot_budget(
                         _percent(training),
                         marker="o",
                         markerfacecolor="white",
-                        **_look(number),
+                        **look,
                     )
             axes.set_xscale("log", base=2)
             _tick(axes.xaxis, [row[along] for row in rows])
