@@ -211,7 +211,7 @@ def test_privacy_parameters_at_constant_noise(tmp_path, capsys, monkeypatch):
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert printed.split()[:5] == ["steps", "batch", "size", "learning", "rate"]
-    assert "best: --epsilon" in printed
+    assert "best: --noise-multiplier 4.0 --steps" in printed
 
 
 def test_the_last_name_that_varies_is_the_axis():

@@ -3,19 +3,31 @@
 from tanager.commands import experiments
 
 
+ROW = {
+    "title": {},
+    "batch_size": 64,
+    "steps": 100,
+    "noise_multiplier": 1.37725,
+    "learning_rate": 0.5,
+    "epsilon": 2.0,
+    "delta": 1e-5,
+    "simulated_batch_size": 32,
+    "accuracy": 0.75,
+    "deviation": None,
+    "training_accuracy": None,
+}
+
+
 def test_a_pipe_is_given_every_value_of_a_row(tmp_path, capsys):
     title = {f"field_{number}": "x" * 30 for number in range(6)}
-    row = {
-        "title": title,
-        "batch_size": 64,
-        "learning_rate": 0.5,
-        "epsilon": 2.0,
-        "delta": 1e-5,
-        "simulated_batch_size": 32,
-        "accuracy": 0.75,
-        "deviation": None,
-        "training_accuracy": None,
-    }
-    experiments._print([row], tmp_path, "ablation", None)
+    experiments._print([ROW | {"title": title}], tmp_path, "ablation", None)
     cells = [*title.values(), "64", "0.5", "2", "1e-05", "32", "75.00", "%", "←"]
     assert capsys.readouterr().out.splitlines()[1].split() == cells
+
+
+def test_the_best_row_can_be_typed_again(tmp_path, capsys):
+    row = ROW | {"noise_multiplier": 1.3772512345, "learning_rate": 1 / 3}
+    experiments._print([row], tmp_path, "budget", None)
+    typed = "--noise-multiplier 1.3772512345 --steps 100 --batch-size 64"
+    typed += f" --learning-rate {1 / 3}, ε = 2 at"
+    assert f"best: {typed}" in " ".join(capsys.readouterr().out.split())

@@ -369,9 +369,9 @@ def _print(
             f"; {name.replace('_', ' ')} {best['title'][name]}" for name in rest
         )
         console.print(
-            f"best: --epsilon {best['epsilon']:.6g} --steps {best['steps']} "
-            f"--batch-size {best['batch_size']} "
-            f"--learning-rate {best['learning_rate']:g}, "
+            f"best: --noise-multiplier {best['noise_multiplier']} "
+            f"--steps {best['steps']} --batch-size {best['batch_size']} "
+            f"--learning-rate {best['learning_rate']}, "
             f"ε = {format_epsilon(best['epsilon'])} at "
             f"δ = {format_delta(best['delta'])} by PLD"
             f"{others}"
