@@ -119,6 +119,10 @@ def test_the_command_shows_all_that_is_known(capsys):
     text = capsys.readouterr().out
     assert "79.5 ± 0.7" in text and "(an assumption)" in text
     assert "operations, 2.6 hours on one" in " ".join(text.split())
+    assert "noise multiplier 2.56087, expected" in " ".join(text.split())
+    rows = [line.split() for line in text.splitlines() if "1e-05 " in line]
+    sizes = [words[4] for words in rows if words[0] in ("6", "8")]
+    assert sizes == ["50,000", "45,000"]
     assert main(["recipe", "digits"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "operations, less than a second on one" in text

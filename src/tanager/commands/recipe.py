@@ -172,7 +172,7 @@ def _print(shown: dict[str, Any]) -> None:
         console.print(
             f"\non N = {shown['examples']:,}: ε = {format_epsilon(shown['epsilon'])} "
             f"at δ = {format_delta(shown['delta'])}: noise multiplier "
-            f"{shown['noise_multiplier']:.4g}, expected batch {shown['batch_size']}, "
+            f"{shown['noise_multiplier']:.6g}, expected batch {shown['batch_size']}, "
             f"{shown['steps']} steps"
         )
     if shown["published"]:
@@ -199,13 +199,25 @@ def _print(shown: dict[str, Any]) -> None:
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
     table = new_table(
-        *("ε", "by RDP", "by PLD", "δ", "σ", "batch", "steps", "rate", "accuracy %"),
+        *(
+            "ε",
+            "by RDP",
+            "by PLD",
+            "δ",
+            "N",
+            "σ",
+            "batch",
+            "steps",
+            "rate",
+            "accuracy %",
+        ),
         rows=[
             (
                 f"{row['epsilon']:g}",
                 format_epsilon(row["epsilon_rdp"]),
                 format_epsilon(row["epsilon_pld"]),
                 f"{row['delta']:g}",
+                f"{row['examples']:,}",
                 f"{row['noise_multiplier']:g}",
                 str(row["batch_size"]),
                 str(row["steps"]),

@@ -186,7 +186,7 @@ def _search_privately(name: str, recipe: Recipe, options: Options) -> int:
     console.print(
         f"{name}: a secret number of runs, {options.trials} on average, at most "
         f"{selection.at_most(0.99)} in 99 of 100 searches; each with noise multiplier "
-        f"{settings.search.run.noise_multiplier:.4g}, all of them together at ε = "
+        f"{settings.search.run.noise_multiplier:.6g}, all of them together at ε = "
         f"{format_epsilon(settings.epsilon)}, δ = {format_delta(settings.delta)} "
         "(RDP). Stopping earlier, or searching again, has another guarantee or none"
     )
@@ -280,7 +280,7 @@ def _announce(settings: "Settings", trials: int, console: Console) -> None:
     target = settings.target
     console.print(
         f"{target.name}: for a run of batch size {target.recipe.batch_size}, noise "
-        f"multiplier {target.mechanism.noise_multiplier:.4g} and {target.steps} steps "
+        f"multiplier {target.mechanism.noise_multiplier:.6g} and {target.steps} steps "
         f"on {target.examples} examples (ε = {format_epsilon(target.epsilon)} at δ = "
         f"{format_delta(target.delta)}), {trials} trials at batch size "
         f"{settings.batch_sizes[0]}; "

@@ -260,7 +260,7 @@ def _describe(console: "Console", name: str, prepared: "Prepared") -> None:
             f"budget: ε = {format_epsilon(budget.epsilon)} at "
             f"δ = {format_delta(budget.delta)} "
             f"({mechanism.adjacency}, {recipe.accountant.upper()}): noise multiplier "
-            f"{mechanism.noise_multiplier:.4g}, expected batch {recipe.batch_size}, "
+            f"{mechanism.noise_multiplier:.6g}, expected batch {recipe.batch_size}, "
             + steps
         )
     if (counts := budget.class_counts) is not None:

@@ -51,7 +51,7 @@ def plot(plan: Plan, path: str | pathlib.Path) -> None:
     mechanism = dataclasses.replace(plan.mechanism, adjacency=Adjacency.ZERO_OUT)
     about = (
         rf"$N$ = {plan.examples:,}, $B$ = {plan.batch_size:,}, $T$ = {plan.steps:,},"
-        rf" $\sigma$ = {plan.noise_multiplier:.3g}, $\delta$ = {plan.delta:g}"
+        rf" $\sigma$ = {plan.noise_multiplier:.6g}, $\delta$ = {plan.delta:g}"
     )
     if plan.adjacency is Adjacency.REPLACE_ONE:
         about += " (drawn for zero-out)"

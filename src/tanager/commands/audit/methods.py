@@ -203,7 +203,7 @@ def _prepared(
     new_console(stderr=True).print(
         f"{name}: claims ε = {format_epsilon(prepared.budget.epsilon)} at δ = "
         f"{format_delta(delta)}: sample rate {mechanism.sample_rate:.4g}, noise "
-        f"multiplier {mechanism.noise_multiplier:.4g} and {mechanism.steps} steps"
+        f"multiplier {mechanism.noise_multiplier:.6g} and {mechanism.steps} steps"
     )
     account = None
     if options.method != "replay":
