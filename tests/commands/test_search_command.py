@@ -317,7 +317,9 @@ def test_a_cumulative_ablation_changes_one_after_another(tmp_path, capsys):
     assert main(words) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [row["title"]["change"] for row in rows] == [
-        *("none", "normalisation order post-activation", "ema decay 0.9"),
+        "none",
+        "normalisation order from none to post-activation",
+        "ema decay from 0.0 to 0.9",
     ]
     made = []
     for row in rows:

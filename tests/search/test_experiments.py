@@ -4,6 +4,7 @@ import pytest
 
 from tanager.search import experiments
 from tanager.search.jobs import Outcome
+from tanager.search.space import Space
 
 
 @pytest.fixture
@@ -39,6 +40,17 @@ def test_more_data_are_on_the_line_through_the_table(target, cells):
     assert predicted["low"] < 0.71 < predicted["high"]
     assert more["epsilon"] == target.at_examples(4096).epsilon < rows[1]["epsilon"]
     assert more["delta"] == pytest.approx(target.delta * target.examples / 4096)
+
+
+def test_a_cumulative_table_tells_the_values_that_it_begins_with(target, tmp_path):
+    space = Space.parse(["clip-norm=0.5,1", "learning-rate=0.25,2"])
+    simulations = experiments.Simulations(tmp_path, 1 / 32, 140)
+    cells = experiments.cumulative(target, space, simulations)
+    assert [cell.title["change"] for cell in cells] == [
+        "none",
+        "clip norm from 0.5 to 1.0",
+        "learning rate from 0.25 to 2.0",
+    ]
 
 
 def test_what_makes_no_table_is_refused(target, tmp_path):

@@ -241,7 +241,8 @@ def cumulative(target: Target, space: Space, simulations: Simulations) -> list[C
         title = {"change": "none"}
         if name is not None:
             values[name] = last[name]
-            title = {"change": f"{name.replace('_', ' ')} {last[name]}"}
+            change = f"{name.replace('_', ' ')} from {first[name]} to {last[name]}"
+            title = {"change": change}
         cells.append(simulations.cell(title, target.varied(space, values)))
     return cells
 
