@@ -61,6 +61,8 @@ def test_runs_by_command_spend_what_they_do_by_hand(said, tmp_path):
     total = accountant.composed_epsilon(by_hand, 1e-4)
     sentence = f"all runs on these data together ε = {format_epsilon(total)} at δ = "
     assert f"digits.account.jsonl: {sentence}0.0001 (zero-out, PLD)" in printed
+    _, printed, _ = said("account")
+    assert f"{512 / 1437:.6g}" in printed  # q and σ in digits that can be typed again
     code, printed, _ = said("account --json")
     found = json.loads(printed)
     assert (code, found["epsilon"], found["delta"]) == (0, total, 1e-4)

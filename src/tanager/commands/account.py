@@ -231,7 +231,7 @@ def _print(content: dict[str, Any]) -> None:
         for one in charge["mechanisms"]:
             time, what, alone, name = first
             q, sigma = (
-                f"{one[key]:.4g}" for key in ("sample_rate", "noise_multiplier")
+                f"{one[key]:.6g}" for key in ("sample_rate", "noise_multiplier")
             )
             table.add_row(time, what, q, sigma, f"{one['steps']}", alone, name)
             first = ("",) * 4
