@@ -1,3 +1,4 @@
+import dataclasses
 import re
 import xml.etree.ElementTree as ElementTree
 
@@ -8,6 +9,7 @@ from PIL import Image
 
 from cases import in_full
 from tanager.privacy import accountant, tan
+from tanager.privacy.frontier import Point
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.plan import Plan
 from tanager.report import plan_figures
@@ -128,12 +130,26 @@ def test_the_right_panel_is_the_divergence_over_its_approximation(drawn):
         assert (ratios[:4] < 1.2).all() == (sigma >= 2)
 
 
+@pytest.mark.parametrize("by", ["pld", "rdp"])
+def test_a_frontier_says_whose_epsilon_it_draws(by, monkeypatch):
+    figures = []
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *a, **o: figures.append(figure)
+    )
+    point = Point(512, 0.5, 7.0, 1.0, True)
+    plan = dataclasses.replace(PLAN, accountant=by)
+    plan_figures.plot_frontier(plan, [point], "frontier.png")
+    assert figures[0].axes[0].get_ylabel().endswith(f"by {by.upper()}")
+
+
 def test_axes_are_labelled(drawn):
     left, right = drawn.axes
     assert left.get_xlabel() == r"noise multiplier $\sigma$"
-    assert left.get_ylabel() == r"$\varepsilon$ at $\delta$ = 1e-05"
+    assert left.get_ylabel() == r"$\varepsilon$ at $\delta$ = 1e-05, by RDP"
     assert right.get_xlabel() == r"Rényi order $\alpha$"
     assert "g_" in right.get_ylabel()
+    (one,) = (line for line in right.get_lines() if line.get_label() == "TAN")
+    assert list(one.get_ydata()) == [1, 1]
     assert any("privacy wall" in text.get_text() for text in left.texts)
 
 

@@ -87,7 +87,8 @@ def plot_frontier(
         number_axis(axes.xaxis, axes.yaxis)
         axes.margins(0.15, 0.1)  # room for the last label
         axes.set_xlabel("examples used, in proportion to the plan's")
-        axes.set_ylabel(rf"$\varepsilon$ at $\delta$ = {plan.delta:g}")
+        by = plan.accountant.upper()
+        axes.set_ylabel(rf"$\varepsilon$ at $\delta$ = {plan.delta:g}, by {by}")
         axes.set_title(rf"Compute for $\varepsilon$ at $T$ = {plan.steps:,}")
         axes.legend(loc="upper right")
 
@@ -133,7 +134,7 @@ def _draw_wall(axes: "Axes", mechanism: Mechanism, delta: float) -> None:
         )
     number_axis(axes.xaxis, axes.yaxis)
     axes.set_xlabel(r"noise multiplier $\sigma$")
-    axes.set_ylabel(rf"$\varepsilon$ at $\delta$ = {delta:g}")
+    axes.set_ylabel(rf"$\varepsilon$ at $\delta$ = {delta:g}, by RDP")
     axes.set_title(rf"The budget at constant $\eta$ = {tan.eta(mechanism):.3g}")
     axes.legend(loc="upper right")
 
@@ -158,7 +159,7 @@ def _draw_ratios(axes: "Axes", mechanism: Mechanism) -> None:
             label += " (plan)"
         if np.min(ratios) <= _HIGHEST_RATIO:
             axes.plot(_ORDERS, ratios, label=label, **look)
-    axes.axhline(1, color="black", linestyle="--", linewidth=1)
+    axes.axhline(1, color="black", linestyle="--", linewidth=1, label="TAN")
     axes.set(yscale="log", xlim=(_ORDERS[0], _ORDERS[-1]), ylim=(0.7, _HIGHEST_RATIO))
     number_axis(axes.yaxis)
     axes.set_xlabel(r"Rényi order $\alpha$")
