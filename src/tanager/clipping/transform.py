@@ -381,8 +381,8 @@ def clipped_grad(
             for the norms.
         has_aux: whether the loss returns (loss, aux) with a pytree of arrays, which is
             then returned for each example. It is not clipped, and is private.
-        style: how gradients are brought to their norm: ``"clip"``, ``"unit"``,
-            ``"automatic"``, or a `Style`.
+        style: ``"clip"`` scales longer gradients to C, and ``"unit"`` then divides all
+            by C; ``"automatic"`` scales each to just below C. Or a `Style`.
         transform: what is clipped instead of the gradient, as a function of it: from
             the gradient of one example, in float32 or wider, to a pytree of floats. It
             may use nothing that depends on other examples. Gradients are then formed
