@@ -34,6 +34,7 @@ def read(tmp_path):
     def parse(*words):
         words = ["--from-study", str(tmp_path), *words]
         found = studies.named(words)
+        assert found is not None
         _, run, _ = flags.parse("train", words, train.Options, found.entry)
         return found.of(run), run
 
