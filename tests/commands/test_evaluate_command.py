@@ -1,7 +1,9 @@
 """`tanager evaluate --data`: which images it measures a model on."""
 
+import itertools
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -69,7 +71,9 @@ def with_split(export, to, split):
     return to
 
 
-def test_an_export_has_the_test_images_of_its_run(run, export, data, printed):
+def test_an_export_has_the_test_images_of_its_run(
+    run, export, data, printed, monkeypatch
+):
     code, out, _ = printed("evaluate", run, "--json")
     own = json.loads(out)
     assert code == 0 and 0 < own["examples"] < 60
@@ -80,8 +84,12 @@ def test_an_export_has_the_test_images_of_its_run(run, export, data, printed):
         assert found["confusion_matrix"] == own["confusion_matrix"]
         assert found["examples"] == own["examples"]
         assert "held out for testing" in err
-    code, _, err = printed("evaluate", run, "--split", "all")
+    seconds = itertools.count(0, 20)
+    clock = SimpleNamespace(monotonic=lambda: float(next(seconds)))
+    monkeypatch.setattr("tanager.recipes.tasks.time", clock)
+    code, _, err = printed("evaluate", run, "--split", "all", "--batch-size", "16")
     assert code == 0 and "held out" not in err
+    assert "predicting: 16 of 60; about" in err
     code, out, _ = printed(
         "evaluate", export, "--data", data, "--split", "train", "--json"
     )

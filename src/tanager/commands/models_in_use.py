@@ -57,21 +57,23 @@ def _named(code: str) -> tuple[Any, Any, Any]:
 
 
 @contextlib.contextmanager
-def progress(shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on standard error, if it is a terminal; call it with (done, all)."""
-    if not shown or not sys.stderr.isatty():
+def progress(
+    shown: bool, title: str = "predicting"
+) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on standard error, in a pipe a line now and then."""
+    if not shown:
         yield lambda done, total: None
         return
     from tanager.recipes.tasks import progress_bar
 
-    with progress_bar("predicting", True) as report:
+    with progress_bar(title, True) as report:
         yield report
 
 
 @contextlib.contextmanager
 def reading(split: str) -> Iterator[Callable[[int, int], None]]:
     """Show `progress`. For split all, do not warn that some images are held out."""
-    with warnings.catch_warnings(), progress(True) as report:
+    with warnings.catch_warnings(), progress(True, "reading images") as report:
         if split == "all":
             warnings.filterwarnings("ignore", "there are no test images")
         yield report
