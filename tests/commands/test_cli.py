@@ -425,3 +425,15 @@ def test_too_little_memory_is_one_message(monkeypatch, capsys, error):
     told = capsys.readouterr().err
     assert "give a lower --physical-batch-size" in told
     assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("balanced", "said"), [(0.8, False), (0.5, True)])
+def test_a_run_that_finds_only_the_common_classes_says_so(balanced, said):
+    values = {"accuracy": 0.84, "balanced_accuracy": balanced}
+    average = {name: {"value": value} for name, value in values.items()}
+    summary = {"private": True, "test_accuracy": 0.8, "test_accuracy_ema": 0.84}
+    summary["measures"] = {"average": average}
+    result = SimpleNamespace(epsilon=3.0, delta=1e-5, summary=summary)
+    text = train._conclusion(result, True)
+    assert "test accuracy 80.00 %, average of parameters 84.00 %" in text
+    assert text.endswith("; balanced accuracy only 50.00 % (see the report)") == said

@@ -325,6 +325,10 @@ def _conclusion(result: "TrainResult", averaged: bool) -> str:
         if last is not None and average is not None:
             text += f"; test {words} {100 * last:.2f} %"
             text += f", average of parameters {100 * average:.2f} %" * averaged
+    measures = (result.summary["measures"] or {}).get("average", {})
+    balanced = measures.get("balanced_accuracy", {}).get("value")
+    if balanced is not None and balanced < measures["accuracy"]["value"] - 0.05:
+        text += f"; balanced accuracy only {100 * balanced:.2f} % (see the report)"
     return text
 
 
