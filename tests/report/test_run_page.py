@@ -304,6 +304,7 @@ def test_how_the_settings_were_chosen_and_how_files_were_read(tmp_path):
     config, result, metrics = run_files()
     reading = {"layout": "class folders", "conversion": "upright-8-bit"}
     config["reading"] = reading | {"size": "given", "not_read": {".txt": 20}}
+    config["reading"]["split"] = "by name"
     config["automatic"] = {
         "steps": "300, because <it> suits N = 960",
         "image_size": "32, because",
@@ -316,12 +317,15 @@ def test_how_the_settings_were_chosen_and_how_files_were_read(tmp_path):
     assert "Files: class folders. Each image was turned upright" in words
     assert "not read, by ending: .txt 20." in words
     assert "The size is a default of tanager's." in words
+    assert "some of that person's images were trained on" in words
+    config["reading"]["split"] = "by person"
     config |= {"recipe": None, "automatic": {}}
     account = {"epsilon": 5.4321, "delta": 1e-4, "adjacency": "zero-out"}
     result["account"] = account | {"accountant": "pld"}
     words = Page(report(tmp_path / "b", config, result, metrics)).words
     assert "The program that trained it set the settings." in words
     assert "left open" not in words
+    assert "some of that person's images" not in words
     assert "The person who trained it chose the size" in words
     assert "had spent ε = 5.433 at δ = 0.0001 together" in words
 
