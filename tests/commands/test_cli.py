@@ -8,6 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -431,9 +432,9 @@ def test_too_little_memory_is_one_message(monkeypatch, capsys, error):
 def test_a_run_that_finds_only_the_common_classes_says_so(balanced, said):
     values = {"accuracy": 0.84, "balanced_accuracy": balanced}
     average = {name: {"value": value} for name, value in values.items()}
-    summary = {"private": True, "test_accuracy": 0.8, "test_accuracy_ema": 0.84}
-    summary["measures"] = {"average": average}
-    result = SimpleNamespace(epsilon=3.0, delta=1e-5, summary=summary)
+    summary = {"private": True, "measures": {"average": average}}
+    summary |= {"test_accuracy": 0.8, "test_accuracy_ema": 0.84}
+    result: Any = SimpleNamespace(epsilon=3.0, delta=1e-5, summary=summary)
     text = train._conclusion(result, True)
     assert "test accuracy 80.00 %, average of parameters 84.00 %" in text
     assert text.endswith("; balanced accuracy only 50.00 % (see the report)") == said

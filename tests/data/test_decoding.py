@@ -154,8 +154,9 @@ def test_other_formats_start_no_decoder(tmp_path, content, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", None)
     file = tmp_path / "named.png"
     file.write_bytes(content)
+    rule = "is not a PNG, JPEG, WebP, TIFF, BMP" if content else "it is empty"
     for source in (content, file):
-        with pytest.raises(ValueError, match="is not a PNG, JPEG, WebP, TIFF, BMP"):
+        with pytest.raises(ValueError, match=rule):
             decoded(source)
 
 

@@ -114,9 +114,9 @@ def test_the_update_is_equation_3(plain):
 
 
 class DividesByTheDrawnBatch(Step):
-    def apply(self, state, total, drawn, step):
+    def apply(self, state, accumulator, drawn, step):
         self.sampler.expected_batch_size = len(self.sampler.indices(2))
-        return super().apply(state, total, drawn, step)
+        return super().apply(state, accumulator, drawn, step)
 
 
 class CountsPadding(Step):

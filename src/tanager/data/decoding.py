@@ -75,7 +75,9 @@ def open_image(content: bytes | str | os.PathLike[str]) -> "Iterator[Image]":
         image = Image.open(source, formats=_FORMATS)
     except UnidentifiedImageError as error:
         rule = "it is not a PNG, JPEG, WebP, TIFF, BMP, GIF or DICOM image: convert it"
-        raise ValueError(rule) from error
+        whole = isinstance(content, bytes)
+        empty = not content if whole else not os.stat(content).st_size
+        raise ValueError("it is empty" if empty else rule) from error
     with image:
         width, height = image.size
         if width * height > LARGEST:
