@@ -132,6 +132,7 @@ def test_a_budget_is_drawn_by_what_is_best(drawn):
     for number in (0, 3, 4, 5):  # of no single batch size, which the legend names
         (bar,) = drawn[0].axes[number].containers
         assert bar.lines[0].get_color() not in named
+        assert bar.lines[0].get_linestyle() == "-"
     search_figures.plot_budget([*rows, row(65, 10, 1.0, 0.4)], 640, "budget.png")
     labels = [label.get_text() for label in drawn[1].axes[0].get_xticklabels()]
     assert labels == ["64", "", "256"]  # 64 and 65 would lie on each other

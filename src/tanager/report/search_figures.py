@@ -161,6 +161,10 @@ def plot_curves(
         _explain(axes, len(curves), fontsize=8)
 
 
+_OF_ALL = {"color": "black", "linestyle": "-"}
+"""The look of what is of no one batch size, where the legend names those."""
+
+
 def _look(number: int) -> dict[str, Any]:
     """Return colour and style of a line: no two are alike among the first eighteen."""
     style = _STYLES[number // len(COLOURS) % len(_STYLES)]
@@ -211,7 +215,7 @@ def plot_budget(
                 lines.setdefault(by and row[by], []).append(row)
             for number, (value, mine) in enumerate(sorted(lines.items())):
                 best = _best_along(mine, along)
-                look = _look(number) if by else {"color": "black"}  # of no batch size
+                look = _look(number) if by else _OF_ALL
                 heights = [row[shown] for row in best]
                 axes.errorbar(
                     [row[along] for row in best],
