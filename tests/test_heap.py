@@ -50,6 +50,30 @@ for _ in range(3):
     touch()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
+LEFT = """
+import os
+from types import SimpleNamespace
+import numpy as np
+import tanager
+from tanager._heap import keep_freed_memory
+
+def run():
+    one = SimpleNamespace(data=np.ones(25_000_000))
+    one.itself = one
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+assert keep_freed_memory()
+run()
+above = bytearray(100_000)
+before = resident()
+try:
+    tanager.train(None, None)
+except ValueError:
+    print(before - resident())
+"""
 PROGRAM = """
 import resource
 from tanager._heap import keep_freed_memory, run_in_place
@@ -125,3 +149,7 @@ def test_memory_used_again_is_not_mapped_again(run):
     # 200 MB are 48 829 pages of 4 KiB, or 96 of 2 MiB.
     assert run(FAULTS, "give back")[0] >= 3 * 95
     assert run(FAULTS, "keep")[0] < 95
+
+
+def test_what_a_run_leaves_is_given_back_before_the_next(run):
+    assert run(LEFT)[0] > 190_000_000

@@ -1,6 +1,7 @@
 """Keep freed memory for the next step instead of giving it back to the system."""
 
 import ctypes
+import gc
 import os
 import sys
 from typing import Any
@@ -36,6 +37,16 @@ def keep_freed_memory() -> bool:
     if "jax" in sys.modules:
         run_in_place()
     return _active
+
+
+def give_back() -> None:
+    """Give what ended runs left back to the system, where freed memory is kept.
+
+    What comes next may need larger blocks, which do not fit into theirs.
+    """
+    if _active:
+        gc.collect()  # a run is a circle of objects
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def keeps_freed() -> bool:

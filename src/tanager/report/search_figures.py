@@ -161,7 +161,7 @@ def plot_curves(
         _explain(axes, len(curves), fontsize=8)
 
 
-_OF_ALL = {"color": "black", "linestyle": "-"}
+_OF_ALL: dict[str, Any] = {"color": "black", "linestyle": "-"}
 """The look of what is of no one batch size, where the legend names those."""
 
 

@@ -14,6 +14,7 @@ from jaxtyping import PyTree
 
 from tanager import _validate as validate
 from tanager._files import as_json
+from tanager._heap import give_back
 from tanager.clipping import Explanation
 from tanager.data.loader import an_example
 from tanager.measures import HEADLINES
@@ -95,6 +96,7 @@ def train(
         FloatingPointError: the parameters stopped being finite.
     """
     # 1. Refuse bad input before anything is made or spent.
+    give_back()
     runtime = runtime or Runtime()
     remedy = "train(problem, algorithm, runtime)"
     validate.instance(Problem, remedy, problem=problem)
