@@ -12,6 +12,7 @@ import pytest
 import pages
 from switch import FULL
 from tanager.cli import main
+from tanager.privacy.plan import default_delta
 
 
 # Fewer steps (`make test-full` has all; what the first page shows, `test_runner` too).
@@ -148,3 +149,15 @@ def test_what_differs_between_runs_may_be_left_open(tmp_path, monkeypatch):
     shown = "```text printed\nε = 1.…, in …\n```\n"
     (tmp_path / "page.md").write_text(code + shown)
     pages.run(tmp_path / "page.md", monkeypatch)
+
+
+def said(pattern):
+    """Return what every page says where the pattern is."""
+    texts = (page.read_text(encoding="utf-8") for page in pages.PAGES)
+    return [found for text in texts for found in re.findall(pattern, text)]
+
+
+def test_a_limit_on_a_page_lets_one_run_of_that_epsilon_begin():
+    limits = said(r"account limit .*--epsilon \S+ --delta (\S+)")
+    usual = default_delta(2000)  # N of the plan on choosing.md
+    assert [float(delta) for delta in limits] == [usual, usual]

@@ -115,7 +115,7 @@ class Limit(_Named):
     """Largest ε of all runs together, earlier ones included."""
 
     delta: float
-    """Failure probability δ of that ε."""
+    """Failure probability δ of that ε: give the δ of your runs."""
 
     def apply(self) -> float | None:
         self.named().set_limit(self.epsilon, self.delta)
