@@ -6,13 +6,15 @@ What is done with a block is said by the words after its three backquotes:
     python full      not run: it needs weights of a hub, or another's library
     python NAME      run by the interpreter of .venv-NAME, where `make` has made it
     sh               run, line by line; `tanager` in this process, the rest by bash
-    sh full          too long for a test: each `tanager` line must be one it takes
+    sh full          too long for a test: each `tanager` line must be one it takes,
+                     and of data that the page does not make
     text printed     what the block before printed; … stands for anything
     text, json, ...  not code
 """
 
 import contextlib
 import io
+import itertools
 import re
 import shlex
 import subprocess
@@ -94,6 +96,9 @@ def _run_block(block, names, place, page, monkeypatch):
             for words in block.commands:
                 if words[0] == "tanager":
                     takes([w for w in words[1:] if w != "…"], monkeypatch, place)
+                own = [d for f, d in itertools.pairwise(words) if f == "--data"]
+                run_it = f"{place}: {own} are the page's own: run this, or write DIR"
+                assert not any(Path(data).exists() for data in own), run_it
         case "sh" | "python", tag:
             raise AssertionError(f"{place}: what does {tag!r} mean?")
 

@@ -131,6 +131,10 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
         ("```sh\ntanager plan --examples 0\n```\n", "examples"),
         ("```sh full\ntanager train digits --no-such-option 1\n```\n", ""),
         ("```sh wrong\ntanager --version\n```\n", "what does 'wrong' mean"),
+        (
+            "```sh\nmkdir own\n```\n```sh full\ntanager train --data own\n```\n",
+            "['own'] are the page's own",
+        ),
     ],
 )
 def test_a_page_that_lies_is_found(page, said, tmp_path, monkeypatch, capsys):
