@@ -165,3 +165,9 @@ def test_a_limit_on_a_page_lets_one_run_of_that_epsilon_begin():
     limits = said(r"account limit .*--epsilon \S+ --delta (\S+)")
     usual = default_delta(2000)  # N of the plan on choosing.md
     assert [float(delta) for delta in limits] == [usual, usual]
+
+
+def test_more_images_are_measured_whole():
+    measured = said(r"--data MORE[^`#\n]*")
+    assert len(measured) == 2
+    assert all("--split all" in words for words in measured)
