@@ -171,3 +171,8 @@ def test_more_images_are_measured_whole():
     measured = said(r"--data MORE[^`#\n]*")
     assert len(measured) == 2
     assert all("--split all" in words for words in measured)
+
+
+def test_no_page_installs_from_the_package_index():
+    """The program is not there: an extra is installed from the source's folder."""
+    assert said(r".*tanager-dp\[.*") == []
