@@ -11,6 +11,7 @@ import pytest
 
 import pages
 from switch import FULL
+from tanager import recipes
 from tanager.cli import main
 from tanager.privacy.plan import default_delta
 
@@ -176,3 +177,14 @@ def test_more_images_are_measured_whole():
 def test_no_page_installs_from_the_package_index():
     """The program is not there: an extra is installed from the source's folder."""
     assert said(r".*tanager-dp\[.*") == []
+
+
+def test_the_defaults_of_choosing_are_those_of_the_recipes():
+    rows = said(r"\| `--(epsilon 4|delta 5e-5|adjacency replace-one)` \| (.*) \|")
+    shown = {flag.split()[0]: default for flag, default in rows}
+    folder, digits = recipes.get("folder").recipe, recipes.get("digits").recipe
+    assert shown["epsilon"] == f"the recipe's: {folder.epsilon:g} for your own images"
+    assert folder.delta is None
+    assert digits.delta == 1e-4 > default_delta(1437)
+    assert shown["delta"].startswith("the recipe's; for your own images 0.1/N")
+    assert shown["adjacency"] == f"`{folder.adjacency}`"
