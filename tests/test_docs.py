@@ -52,6 +52,9 @@ SEARCHES = {
     "DICOM": "images.html",
     "resume": "training.html",
     "GPU": "scale.html",
+    "hyperparameters": "searching.html",
+    "imbalance": "images.html",
+    "sigma": "budget.html",
 }
 """What people look for, and the page that must come first."""
 WRONG = "<!DOCTYPE html><p style='width:2000px'>long<script>no()</script>"
