@@ -130,7 +130,7 @@ def test_examples_are_held_out_and_chosen_as_of_images(tmp_path):
     )
     assert (len(two.train), len(two.test)) == (4, 2)
     assert {int(label) for label in gather(two.train, np.arange(4))["label"]} == {0, 1}
-    with pytest.raises(ValueError, match=r"has no array 'test_features'.*validation"):
+    with pytest.raises(ValueError, match=r"'test_features'.*-examples NUMBER\)"):
         load("features", features_from=file)
 
 

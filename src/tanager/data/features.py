@@ -104,8 +104,8 @@ def read_features(
                 table = file.suffix == ".parquet"
                 remedy = f"it has {sorted(arrays) if table else names_in(file)!r:.300}"
                 if name.startswith("test"):
-                    remedy += "; add it, or hold out training examples (--validation-"
-                    remedy += "examples 1000)"
+                    remedy += "; add it, or hold out some training examples "
+                    remedy += "(--validation-examples NUMBER)"
                 refuse(file, f"has no array {name!r}", remedy)
         splits = SPLITS[: 1 + tested]
         features = {split: _features(file, arrays, split) for split in splits}
