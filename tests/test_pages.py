@@ -188,3 +188,11 @@ def test_the_defaults_of_choosing_are_those_of_the_recipes():
     assert digits.delta == 1e-4 > default_delta(1437)
     assert shown["delta"].startswith("the recipe's; for your own images 0.1/N")
     assert shown["adjacency"] == f"`{folder.adjacency}`"
+
+
+def test_the_first_page_has_the_speed_that_was_measured_last():
+    (measured,) = said(r"(?s)## Measured again\n.*?## ")
+    rows = (r"tanager\*\*", "Opacus", "JAX-Privacy, tanager's options")
+    times = [re.findall(rf"{row} \| [\d.]+ \(([\d.]+)\)", measured) for row in rows]
+    (shown,) = said(r"\| speed of a private step;.*batch 32, CPU\) \| \[(.*)\|")
+    assert re.findall(r"\d\.\d\d", shown) == [f"{1 / float(t):.2f}" for (t,) in times]
