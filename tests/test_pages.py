@@ -196,3 +196,10 @@ def test_the_first_page_has_the_speed_that_was_measured_last():
     times = [re.findall(rf"{row} \| [\d.]+ \(([\d.]+)\)", measured) for row in rows]
     (shown,) = said(r"\| speed of a private step;.*batch 32, CPU\) \| \[(.*)\|")
     assert re.findall(r"\d\.\d\d", shown) == [f"{1 / float(t):.2f}" for (t,) in times]
+
+
+def test_a_choice_of_automatic_settings_names_what_was_not_chosen():
+    """Such as "else 150 of all images", which is no rule."""
+    (table,) = said(r"\| choice \| images; ε [^\n]*\n((?:\|.*\n)+)")
+    choices = [row.split("|")[1] for row in table.splitlines()[1:]]
+    assert all(", not " in choice for choice in choices if choice.strip())
