@@ -18,7 +18,10 @@ DICOM               see `tanager.data.dicom`
 
 import contextlib
 import io
+import logging
 import os
+import re
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -42,6 +45,9 @@ SUFFIXES = (
 _FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF")
 LARGEST = 1 << 26
 """Most pixels of an image: a few kilobytes can unpack to any number of them."""
+# What they say of an image tells that it was read, and what is written in it.
+_SILENT = re.compile(r"(PIL|pydicom)\b")
+logging.getLogger("PIL").setLevel(logging.CRITICAL)
 _SIXTEEN_BITS = "I;16"
 _GREY = ("1", "L", "LA")
 _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)
@@ -67,6 +73,7 @@ def open_image(content: bytes | str | os.PathLike[str]) -> "Iterator[Image]":
     """
     from PIL import Image, UnidentifiedImageError
 
+    _silence()
     if dicom.is_dicom(content):  # first: its preamble may be a TIFF, of other pixels
         yield dicom.open_dicom(content, LARGEST)
         return
@@ -85,6 +92,13 @@ def open_image(content: bytes | str | os.PathLike[str]) -> "Iterator[Image]":
                 f"it has {width} × {height} pixels; at most {LARGEST:,} are decoded"
             )
         yield image
+
+
+def _silence() -> None:
+    """Let no library warn of an image, whatever warnings others asked for since."""
+    # `catch_warnings` is of all threads, and would undo what another one set meanwhile.
+    if ("ignore", None, Warning, _SILENT, 0) not in warnings.filters[:1]:
+        warnings.filterwarnings("ignore", module=_SILENT.pattern)
 
 
 def is_grey(image: "Image") -> bool:

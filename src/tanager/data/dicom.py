@@ -9,6 +9,7 @@ names are in it.
 """
 
 import io
+import logging
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -51,9 +52,11 @@ def open_dicom(content: bytes | str | os.PathLike[str], largest: int) -> "Image"
 
     source = io.BytesIO(content) if isinstance(content, bytes) else content
     data = pixels = None
+    # Its warnings would print values of the file. `open_image` filters the others.
+    config.logger.setLevel(logging.CRITICAL)
+    quiet = np.errstate(all="ignore")
     try:
-        # Its warnings would print values of the file.
-        with _LOCK, config.disable_value_validation():
+        with _LOCK, config.disable_value_validation(), quiet:
             data = dcmread(source)
             fits = 0 < int(data.Rows) * int(data.Columns) <= largest
             kind = str(data.PhotometricInterpretation)
