@@ -274,6 +274,32 @@ def test_two_accounts_of_the_same_data_are_refused(tmp_path, monkeypatch):
         assert default_path("folder", same) == beside
 
 
+def test_a_part_of_data_that_have_an_account_begins_no_other(tmp_path, monkeypatch):
+    """Else a run on photos/train forgets what was spent on photos, or on a file in it.
+
+    So does a limit.
+    """
+    train = tmp_path / "photos" / "train"
+    train.mkdir(parents=True)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.access", lambda path, mode: False)
+        elsewhere = default_path("folder", "photos")
+    for around in (tmp_path / "photos.account.jsonl", elsewhere):
+        Account(around).set_limit(1.0, 1e-5)
+        for part in ("photos/train", "photos/train/more.parquet"):
+            with pytest.raises(ValueError, match=f"no account yet, and {around} is"):
+                default_path("folder", part)
+        around.unlink()
+    own = default_path("folder", "photos/train")
+    Account(own).set_limit(1.0, 1e-5)
+    with pytest.raises(ValueError, match=f"no account yet, and {own} is of data"):
+        default_path("folder", "photos")
+    assert default_path("folder", "photos/train") == own
+    (tmp_path / "others").mkdir()
+    others = tmp_path / "others" / "train.account.jsonl"
+    assert default_path("folder", "others/train") == others
+
+
 FOLDER = "train folder --data photos --image-size 8 --model linear --strategy bk "
 FOLDER += "--steps 2 --noise-multiplier 9 --batch-size 4 --delta 0.001"
 

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,7 +73,8 @@ def default_path(dataset: str, data: str | None) -> Path:
     state, if the data's folder cannot be written to, or tanager brings the data.
 
     Raises:
-        ValueError: both files exist, so that each misses the other's charges.
+        ValueError: both files exist, so that each misses the other's charges; or none,
+            and a folder around the data, or something in their folder, has one.
     """
     accounts = state_folder() / "accounts"
     if data is None:
@@ -80,9 +82,7 @@ def default_path(dataset: str, data: str | None) -> Path:
     place = Path(data).expanduser().resolve()
     if place.name == "train_features.npy":  # It stands for its folder.
         place = place.parent
-    beside = Path(f"{place}{_ENDING}")
-    digest = hashlib.blake2b(os.fsencode(place), digest_size=8).hexdigest()
-    elsewhere = accounts / f"{place.name}-{digest}{_ENDING}"
+    beside, elsewhere = _paths(place)
     both = [path for path in (beside, elsewhere) if path.exists()]
     if len(both) == 2:
         rule = f"has two accounts: {beside} and {elsewhere}"
@@ -90,4 +90,19 @@ def default_path(dataset: str, data: str | None) -> Path:
         validate.refuse("data", data, rule, remedy)
     if both:
         return both[0]
+    around = (path for parent in place.parents for path in _paths(parent))
+    for other in (*around, *sorted(place.glob(f"*{_ENDING}"))):
+        if other.exists():
+            rule = f"has no account yet, and {other} is of data around it, or in it"
+            file = shlex.quote(str(other))
+            remedy = f"`tanager account accept --account {file}` and --account {file}; "
+            remedy += "or, if no image is in both, another --account"
+            validate.refuse("data", data, rule, remedy)
     return beside if os.access(beside.parent, os.W_OK) else elsewhere
+
+
+def _paths(place: Path) -> tuple[Path, Path]:
+    """Return where the account of data at a place may be."""
+    digest = hashlib.blake2b(os.fsencode(place), digest_size=8).hexdigest()
+    name = f"{place.name}-{digest}{_ENDING}"
+    return Path(f"{place}{_ENDING}"), state_folder() / "accounts" / name
