@@ -51,8 +51,10 @@ def test_runs_say_whom_their_epsilon_is_for(folder, tmp_path, capsys):
     """ε = 4 for each person is far more than ε = 4 for each image."""
     for name in ("one", "two"):
         shutil.copytree(folder / name, tmp_path / name)
-    config = json.loads((tmp_path / "one/config.json").read_text())
-    (tmp_path / "one/config.json").write_text(json.dumps(config | {"unit": "person"}))
+    # What counts is what the run spent, not settings that were edited since.
+    for name, file in (("one", "result.json"), ("two", "config.json")):
+        content = json.loads((tmp_path / name / file).read_text())
+        (tmp_path / name / file).write_text(json.dumps(content | {"unit": "person"}))
     assert main(["runs", str(tmp_path)]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
     assert "for each" in head

@@ -224,6 +224,8 @@ def test_the_command_says_what_it_wrote(vit_run, tmp_path, capsys):
     assert sorted(record["files"]) == FILES
     assert record["licence"] == "mit"
     assert record["guarantee"]["epsilon"] == pytest.approx(0.7984675)
+    assert record["guarantee"]["unit"] == "example"
+    assert record["guarantee"]["class_counts_noise"] is None
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from tanager.privacy.accountant import Accountant, composed_epsilon
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
 from tanager.report import run_figures
+from tanager.report.guarantee import unit
 from tanager.report.render import require, write_page
 from tanager.report.run_files import read_config, read_metrics, read_result
 
@@ -56,7 +57,7 @@ def describe(run: Path) -> dict[str, Any]:
     config, metrics = read_config(run), read_metrics(run)
     finished = (run / "result.json").exists()
     result = read_result(run) if finished else {**(metrics[-1] if metrics else {})}
-    result["unit"] = config.get("unit") or "example"
+    result["unit"] = unit(result if finished else config)
     private = result.get("private", config.get("private"))
     if not finished and config["delta"] and (run / "ledger.jsonl").exists():
         spent = Ledger.read(run / "ledger.jsonl").mechanisms()

@@ -319,7 +319,7 @@ def _right(folder: Path, recipe: Recipe, settings: PrivateSettings) -> float:
 # a run's result.json, and of its config.json.
 _PUBLIC = ("adjacency", "steps", "batch_size", "sample_rate", "clip_norm")
 _PUBLIC += ("noise_multiplier", "examples", "unreadable", "eta", "eta_step")
-_PUBLIC += ("total_noise", "versions")
+_PUBLIC += ("total_noise", "unit", "versions")
 _SETTINGS = ("recipe", "model", "architecture", "preprocessing", "weights", "dataset")
 _SETTINGS += ("reading", "classes", "multi_label", "optimizer", "automatic", "unit")
 _SETTINGS += ("chosen_from", "unreadable", "mechanism", "examples", "batch_size")
@@ -361,7 +361,7 @@ def _release(
     }
     if total is not None:
         result["account"] = total
-    names = ("epsilon", "delta", "adjacency", "accountant", "private", "steps")
+    names = ("epsilon", "delta", "adjacency", "unit", "accountant", "private", "steps")
     metadata = {"tanager": json.dumps({name: result[name] for name in names})}
     for name in ("model.safetensors", "model-ema.safetensors"):
         save_file(read_tensors(best / name), folder.path / name, metadata)

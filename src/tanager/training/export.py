@@ -27,6 +27,7 @@ from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
 from tanager.privacy.risk import Risk
 from tanager.report.card import model_card
+from tanager.report.guarantee import unit
 from tanager.report.run_files import read_config, read_result
 from tanager.training import onnx
 from tanager.training.result import PERSON_SIZES, cost
@@ -38,7 +39,7 @@ FORMATS = ("tanager", "timm", "onnx")
 _GUARANTEE = (
     *("private", "epsilon", "delta", "adjacency", "accountant"),
     *("sample_rate", "noise_multiplier", "clip_norm", "clip_gamma", "steps"),
-    "adaptive_clipping",
+    *("adaptive_clipping", "class_counts_noise", "examples_per_group"),
 )
 _OF_A_SEARCH = ("mean", "shape")
 _COMPUTED = ("epsilon", "epsilon_rdp", "eta", "eta_step", "total_noise")
@@ -255,6 +256,7 @@ def _description(
         "data": _data(config),
         "guarantee": {name: result.get(name) for name in _GUARANTEE},
     }
+    ours["guarantee"]["unit"] = unit(result)
     if format == "onnx":
         shape = config["architecture"]["image_shape"]
         ours["input"] = {"name": onnx.INPUT, "dtype": "float32", "shape": ["n", *shape]}
