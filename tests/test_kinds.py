@@ -2,6 +2,7 @@
 
 # pyrefly: ignore-errors[bad-argument-type]
 
+import dataclasses
 import functools
 import inspect
 
@@ -12,6 +13,7 @@ import optax
 import pytest
 
 import tanager
+from tanager.privacy.charges import Charge
 
 
 MECHANISM = tanager.Mechanism(0.1, 1.0, 5)
@@ -247,6 +249,19 @@ def test_a_problem_is_shown_without_its_data():
     alone = tanager.Problem(loss, PARAMS, data)
     for shown in map(repr, (alone, tanager.Problem(loss, PARAMS, persons), persons)):
         assert "7.25" not in shown and "person 7" not in shown
+
+
+def test_a_data_set_is_shown_without_its_persons_and_digests(tmp_path):
+    """The digest of an account has no key: with it, a guess at the data is tested."""
+    digits, persons = tanager.data.load("digits"), np.array(["person 7"] * 9)
+    origin = functools.partial(sorted, persons.tolist())
+    shown = repr(dataclasses.replace(digits, owners=persons, origin=origin))
+    assert "person 7" not in shown and "classes=" in shown
+    account = tanager.Account(tmp_path / "a", data="9f0c")
+    problem = tanager.Problem(loss, PARAMS, DATA, account=account)
+    account.charge(Charge("run", "one", "1", 1e-5, (tanager.Mechanism(1.0, 3.0, 4),)))
+    for each in (account, problem, account.read()):
+        assert "9f0c" not in repr(each)
 
 
 @pytest.mark.parametrize(

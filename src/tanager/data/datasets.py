@@ -68,8 +68,8 @@ class Dataset:
     image_shape: tuple[int, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    owners: np.ndarray | None = None
-    origin: Callable[[], bytes] | None = None
+    owners: np.ndarray | None = dataclasses.field(default=None, repr=False)
+    origin: Callable[[], bytes] | None = dataclasses.field(default=None, repr=False)
     record: dict[str, Any] | None = None
     chosen_from: int | None = None
 

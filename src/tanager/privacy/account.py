@@ -58,7 +58,7 @@ class Balance:
     charges: dict[str, Charge] = dataclasses.field(default_factory=dict)
     limit: tuple[float, float] | None = None
     unit: str | None = None
-    data: set[str] = dataclasses.field(default_factory=set)
+    data: set[str] = dataclasses.field(default_factory=set, repr=False)
     accepts_other: bool = True
     begun: bool = False
 
@@ -153,7 +153,7 @@ class Account:
     """
 
     path: Path
-    data: str | None = None
+    data: str | None = dataclasses.field(default=None, repr=False)
     what: str = "run"
     unit: str | None = None
 
