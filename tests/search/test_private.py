@@ -351,7 +351,9 @@ def test_the_search_is_charged_once_whatever_its_number_of_runs(
     shutil.rmtree(out / "private")
     without = spent_by(account, out, 1e-3)[1]
     assert (without.selection, without.delta) == (charge.selection, settings.delta)
-    assert without.mechanisms == charge.mechanisms
+    assert (without.mechanisms, without.id) == (charge.mechanisms, charge.id)
+    (out / "config.json").unlink()  # as of an unfinished one
+    unnamed = spent_by(account, out, 1e-3)[1]
     study = read(out / "study.json")
     (out / "study.json").write_text(json.dumps(study | {"mechanism": None}))
     with pytest.raises(ValueError, match="of an older version of tanager, which did"):
@@ -359,7 +361,9 @@ def test_the_search_is_charged_once_whatever_its_number_of_runs(
     # Nothing of it is derived from the recipe.
     less = study | {"recipe": {}, "examples": 10**9}
     (out / "study.json").write_text(json.dumps(less))
-    assert spent_by(account, out, 1e-3)[1].mechanisms == charge.mechanisms
+    other = spent_by(account, out, 1e-3)[1]
+    assert other.mechanisms == charge.mechanisms
+    assert other.id != unnamed.id  # another search at its place counts, too
     total = read(out / "result.json")["account"]
     assert (total["epsilon"], total["accountant"]) == (settings.epsilon, "rdp")
     assert "this one included, had spent ε = 3 at" in (out / "report.html").read_text()

@@ -72,7 +72,8 @@ def spent_by(
         private = not fixed and False not in said
         secret = seed_of(path.parent)
     if secret is None:
-        secret = _instead_of_seed(path, private)
+        first = path.read_bytes().partition(b"\n")[0]  # a run that goes on keeps it
+        secret = _instead_of_seed(path, first, private)
     unit = config.get("unit") or unit
     if unit is None:  # A person's run does not cover an image, nor the other way round.
         rule = "has no config.json beside it that says its unit of privacy"
@@ -108,10 +109,11 @@ def _spent_by_search(account: Account, folder: Path) -> tuple[Account, Charge]:
     mean, shape = study["selection"]["mean"], study["selection"]["shape"]
     selection = Selection(mean, math.inf if shape is None else shape)
     account = dataclasses.replace(account, what="ledger", unit="example")
-    secret = seed_of(folder) or _instead_of_seed(path, private=True)
+    secret = seed_of(folder) or _instead_of_seed(path, path.read_bytes(), private=True)
     delta = study["delta"]
     charge = charging.charge_of(account, [one], delta, folder, secret, selection)
-    return account, charge
+    config = _if_there(folder / "config.json", _CONFIG)
+    return account, dataclasses.replace(charge, id=config.get("charge") or charge.id)
 
 
 def recorded(run: Path) -> set[str]:
@@ -129,7 +131,7 @@ def _if_there(path: Path, shape: Mapping[str, Any]) -> Mapping[str, Any]:
     return read_record(path, shape) if path.exists() else {}
 
 
-def _instead_of_seed(path: Path, private: bool) -> Seed:
+def _instead_of_seed(path: Path, content: bytes, private: bool) -> Seed:
     """Return what gives a file without a seed an id: it, and the place where it is."""
-    first = path.read_bytes().partition(b"\n")[0] + os.fsencode(path.resolve())
-    return Seed(hashlib.blake2b(first, digest_size=32).digest(), private)
+    whole = content + os.fsencode(path.resolve())
+    return Seed(hashlib.blake2b(whole, digest_size=32).digest(), private)
