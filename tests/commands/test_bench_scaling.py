@@ -97,6 +97,13 @@ def test_tables_of_both(capsys, planted, tmp_path):
     assert path.read_text().startswith("<?xml")
 
 
+def test_the_law_of_a_simulation_says_that_it_is(capsys):
+    words = [*SCALING, "--simulate", CLUSTER, "--logical-batch", "256"]
+    assert main([*words, "--strategies", "sgd", "--step-seconds", "0.5"]) == 0
+    law = "Amdahl's law, fitted to the simulation, for sgd: "
+    assert law in capsys.readouterr().out
+
+
 def test_stopping_prints_what_was_measured(capsys, planted):
     planted(row("sgd", 1, 0.5), row("sgd", 2, None), stopped=True)
     assert main([*SCALING, "--strategies", "sgd"]) == 130

@@ -87,7 +87,9 @@ def test_the_legend_tells_colours_and_kinds(monkeypatch):
     strategies = ["sgd: 95.0 % parallel", "auto"]
     assert legend() == [*strategies, "ideal", "measured", law, "simulated"]
     assert legend(predicted=[]) == [*strategies, "ideal", "measured", law]
-    assert legend(measured=[]) == [strategies[0], "ideal", law, "simulated"]
+    for few in (MEASURED[:1], []):
+        marks = ["measured"] * len(few) + [law + "\nto the simulation", "simulated"]
+        assert legend(measured=few)[-len(marks) - 1 :] == ["ideal", *marks]
     assert legend(measured=[], parallel={}) == ["sgd", "ideal", "simulated"]
 
 

@@ -66,7 +66,10 @@ def plot(
         _dress(axes, sorted(counts | {1} if ones else counts))
         axes.set_title(title)
         fitted = any(parallel.get(name) is not None for name in names)
-        _explain(axes, bool(seen), fitted, bool(ahead))
+        law = "Amdahl's law, fitted"
+        if fitted and all(len(points) < 2 for points in seen.values()):
+            law += "\nto the simulation"
+        _explain(axes, bool(seen), law if fitted else "", bool(ahead))
     return True
 
 
@@ -136,12 +139,12 @@ def _apart(counts: list[int]) -> list[int]:
     return kept[::-1]
 
 
-def _explain(axes: "Axes", seen: bool, fitted: bool, ahead: bool) -> None:
+def _explain(axes: "Axes", seen: bool, law: str, ahead: bool) -> None:
     """Add the legend: colours are strategies; line and marker say what is drawn."""
     for drawn, form, inside, label in (
         (True, "--", "0.3", "ideal"),
         (seen, "o", "0.3", "measured"),
-        (fitted, ":", "0.3", "Amdahl's law, fitted"),
+        (law, ":", "0.3", law),
         (ahead, "s-", "white", "simulated"),
     ):
         if drawn:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from tanager.bench.scaling import ScalingBench
 
 
+_OF_SIMULATION = ", fitted to the simulation,"
+
+
 @dataclasses.dataclass(frozen=True)
 class Scaling(Measured):
     """Time logical steps on 1, 2, 4, … devices; predict more hosts.
@@ -32,7 +35,7 @@ class Scaling(Measured):
     each device adds --chunks physical batches. With --logical-batch it is strong: all
     devices divide the same number of examples, and Amdahl's law is fitted.
 
-    --simulate takes hosts=, devices= (per host), bandwidth= (GB/s of each host's link),
+    Give --simulate hosts=, devices= (per host), bandwidth= (GB/s of each host's link),
     such as hosts=20,devices=4,bandwidth=12.5, and also local_bandwidth= (GB/s of each
     device's link), latency= (seconds), sample_rate= (each device draws its own
     examples) and overlap= (seconds of sgd's backward pass that gradients are sent in).
@@ -103,7 +106,7 @@ class Scaling(Measured):
         lines = self._measured(found, sums) if found.rows else []
         if cluster is not None and predicted:
             lines += [*([""] if lines else []), f"Simulated: {self._links(cluster)}."]
-            lines += [_predicted_table(predicted), *_laws(expected)]
+            lines += [_predicted_table(predicted), *_laws(expected, _OF_SIMULATION)]
         if warning:
             lines += ["", f"Warning: {warning}."]
         measured = {name: p for name, p in found.parallel.items() if p is not None}
@@ -263,9 +266,9 @@ def _predicted_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _laws(parallel: Mapping[str, float | None]) -> list[str]:
+def _laws(parallel: Mapping[str, float | None], fitted: str = "") -> list[str]:
     return [
-        f"Amdahl's law for {name}: {100 * fraction:.1f} % parallel."
+        f"Amdahl's law{fitted} for {name}: {100 * fraction:.1f} % parallel."
         for name, fraction in parallel.items()
         if fraction is not None
     ]
