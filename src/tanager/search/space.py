@@ -159,10 +159,12 @@ class Space:
         values: dict[str, Values] = {}
         for word in words:
             name, _, text = word.partition("=")
-            name = name.strip().replace("-", "_")
-            validate.one_of(FIELDS, vary=name)
+            shown = name.strip().replace("_", "-")
+            # With hyphens: else the command would list some of them as its flags.
+            validate.one_of([each.replace("_", "-") for each in FIELDS], vary=shown)
+            name = shown.replace("-", "_")
             if name in values:
-                validate.refuse("vary", word, f"varies {name} a second time")
+                validate.refuse("vary", word, f"varies {shown} a second time")
             values[name] = _values(name, text, word)
         if "optimizer" in values and "adam_learning_rate" not in values:
             values["adam_learning_rate"] = Choices(FIELDS["adam_learning_rate"].grid)
