@@ -1,4 +1,5 @@
 import functools
+import inspect
 import json
 import types
 from unittest import mock
@@ -56,8 +57,16 @@ def test_the_table_has_a_line_for_each_strategy(capsys):
     assert main([*words, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["notes"][0].startswith("backward: the plain gradient minus forward")
-    assert record["notes"][0] in lines
+    assert record["notes"][1].startswith("optimizer step of a strategy: the noisy")
+    assert set(record["notes"]) <= set(lines)
     assert len(record["rows"][0]["breakdown"]) == 4
+
+
+def test_no_line_of_help_begins_like_a_flag():
+    # tyro begins a paragraph there.
+    for kind in bench._COMMANDS.values():
+        lines = inspect.cleandoc(kind.__doc__).splitlines()
+        assert [line for line in lines if line.startswith("-")] == []
 
 
 def test_a_section_below_zero_has_a_note():
@@ -65,7 +74,7 @@ def test_a_section_below_zero_has_a_note():
         {"breakdown": {"forward": {"seconds": seconds}}} for seconds in (1.0, -1e-9)
     ]
     assert any(note.startswith("below 0: ") for note in one_batch._notes(rows))
-    assert len(one_batch._notes([*rows[:1], {"breakdown": None}])) == 1
+    assert len(one_batch._notes([*rows[:1], {"breakdown": None}])) == 2
 
 
 def test_failing_strategies_are_told_of(capsys, monkeypatch):

@@ -93,7 +93,9 @@ def _notes(rows: list[dict[str, Any]]) -> list[str]:
     sections = [s for row in rows for s in (row["breakdown"] or {}).values()]
     notes = [
         "backward: the plain gradient minus forward; clip and accumulate: the clipped "
-        "sum minus the plain gradient"
+        "sum minus the plain gradient",
+        "optimizer step of a strategy: the noisy update, counted whole for this one "
+        "physical batch; a logical batch of n has 1/n of it for each",
     ]
     if any(section["seconds"] < 0 for section in sections):
         notes.append("below 0: less than the noise of these timings; give more repeats")

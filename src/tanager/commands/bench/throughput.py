@@ -17,9 +17,9 @@ from tanager.commands.tables import digits, error_lines, new_table, number
 class Throughput(Measured):
     """Time whole training by the efficiency paper's protocol.
 
-    --steps logical batches are Poisson samples of --examples synthetic examples at
-    --sample-rate. Data and update are timed too, and real examples counted. The
-    defaults are the paper's, for a GPU: on a few cores, give fewer --examples.
+    Each of --steps logical batches is a Poisson sample of synthetic examples. Data and
+    update are timed too, and real examples counted. The defaults are the paper's, for a
+    GPU: on a few cores, give fewer --examples.
     """
 
     physical_batches: tuple[int, ...] = (16, 32, 64)
