@@ -97,6 +97,9 @@ def test_a_prediction_is_a_hollow_point_after_the_rows(drawn):
     (axes,) = drawn[0].axes
     labels = [label.get_text() for label in axes.get_xticklabels()]
     assert labels == ["100", "200", "400\npredicted, 95 %"]
+    caps = axes.containers[0][1]
+    drawn_at = np.array([line.get_ydata() for line in caps], float)
+    assert np.isnan(drawn_at).all()  # one run each
     point = axes.containers[-1]
     np.testing.assert_allclose(point[0].get_xydata(), [(2, 70)])
     assert point[0].get_markerfacecolor() == "white"

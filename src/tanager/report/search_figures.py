@@ -3,6 +3,7 @@
 The scaling law is drawn as in figures 1 and 4 of TAN Without a Burn.
 """
 
+import math
 import pathlib
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -98,7 +99,8 @@ def plot_grid(
 ) -> None:
     """Draw mean accuracy along one name, a line for each value of the others.
 
-    Bars are two standard deviations over the repeats, as in Figure 5 of the TAN paper.
+    Bars are two standard deviations over the repeats, as in Figure 5 of the TAN paper;
+    one run has none.
 
     `rows` are of a table of experiments, `along` is the name on the horizontal axis,
     and `predicted` what more data would do: a hollow point with its interval.
@@ -120,7 +122,10 @@ def plot_grid(
                 # A little apart, so that bars do not hide each other.
                 [place + 0.05 * number for place in found],
                 _percent(cell["accuracy"] for cell in cells),
-                yerr=[200 * (cell["deviation"] or 0.0) for cell in cells],
+                yerr=[
+                    math.nan if cell["deviation"] is None else 200 * cell["deviation"]
+                    for cell in cells
+                ],
                 fmt="o",
                 capsize=4,
                 label=label or None,
