@@ -9,6 +9,7 @@ import pytest
 from tanager.bench import programs, timing
 from tanager.bench.timing import Measurement
 from tanager.bench.workload import Workload
+from tanager.commands import tables
 
 
 WORKLOAD = Workload("linear", (6,), classes=3)
@@ -63,6 +64,10 @@ def test_programs_take_turns_and_only_their_calls_are_timed(turns):
         "seconds_spread": upper - lower,
         "error": None,
     }
+    once = Measurement()
+    once.seconds.append(0.002)
+    assert once.times()["seconds_spread"] is None
+    assert tables.milliseconds(once.times()) == "2 ± —"
 
 
 @pytest.mark.parametrize(

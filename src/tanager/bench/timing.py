@@ -39,14 +39,17 @@ class Measurement:
         return float(np.median(self.seconds)) if self.seconds else None
 
     def times(self) -> dict[str, Any]:
-        """Return median and interquartile range, or the error that left none."""
+        """Return median and interquartile range, or the error that left none.
+
+        One timing has no range: that is None.
+        """
         if not self.seconds:
             error = self.error or "stopped before it was timed"
             return {"seconds": None, "seconds_spread": None, "error": error}
         lower, upper = np.percentile(self.seconds, [25, 75])
         return {
             "seconds": self.median,
-            "seconds_spread": float(upper - lower),
+            "seconds_spread": float(upper - lower) if len(self.seconds) > 1 else None,
             "error": self.error,
         }
 

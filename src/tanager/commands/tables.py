@@ -40,9 +40,10 @@ def new_table(
 
 
 def milliseconds(row: dict[str, Any]) -> str:
-    """Return median and interquartile range."""
-    spread = 1e3 * row["seconds_spread"]
-    return f"{digits(1e3 * row['seconds'])} ± {digits(spread, 2)}"
+    """Return median and interquartile range; of one timing there is none."""
+    spread = row["seconds_spread"]
+    shown = "—" if spread is None else digits(1e3 * spread, 2)
+    return f"{digits(1e3 * row['seconds'])} ± {shown}"
 
 
 def digits(value: float, count: int = 4) -> str:
