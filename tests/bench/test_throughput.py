@@ -177,6 +177,7 @@ def test_results_of_another_machine_are_drawn_beside(capsys, tmp_path, monkeypat
     assert main([*SMALL, *words]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:3] == ["strategy", "rows", "examples/s"]
+    assert "95 % interval" in lines[0]
     assert lines[1].split()[0] == "sgd"
     assert lines[-1].split() == ["Drawn", "to", str(path)]
     assert path.stat().st_size > 10_000

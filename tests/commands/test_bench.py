@@ -65,7 +65,7 @@ def test_the_table_has_a_line_for_each_strategy(capsys):
 def test_no_line_of_help_begins_like_a_flag():
     # tyro begins a paragraph there.
     for kind in bench._COMMANDS.values():
-        lines = inspect.cleandoc(kind.__doc__).splitlines()
+        lines = (inspect.getdoc(kind) or "").splitlines()
         assert [line for line in lines if line.startswith("-")] == []
 
 

@@ -72,8 +72,8 @@ class Throughput(Measured):
 
 def _table(rows: list[dict[str, Any]]) -> Table:
     table = new_table(
-        *("strategy", "rows", "examples/s", "low – high", "of SGD", "first batch s"),
-        "compilations",
+        *("strategy", "rows", "examples/s", "95 % interval", "of SGD"),
+        *("first batch s", "compilations"),
     )
     for row in rows:
         if row["examples_per_second"] is not None:
