@@ -47,7 +47,6 @@ LARGEST = 1 << 26
 """Most pixels of an image: a few kilobytes can unpack to any number of them."""
 # What they say of an image tells that it was read, and what is written in it.
 _SILENT = re.compile(r"(PIL|pydicom)\b")
-logging.getLogger("PIL").setLevel(logging.CRITICAL)
 _SIXTEEN_BITS = "I;16"
 _GREY = ("1", "L", "LA")
 _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)
@@ -96,6 +95,7 @@ def open_image(content: bytes | str | os.PathLike[str]) -> "Iterator[Image]":
 
 def _silence() -> None:
     """Let no library warn of an image, whatever warnings others asked for since."""
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)
     # `catch_warnings` is of all threads, and would undo what another one set meanwhile.
     if ("ignore", None, Warning, _SILENT, 0) not in warnings.filters[:1]:
         warnings.filterwarnings("ignore", module=_SILENT.pattern)
