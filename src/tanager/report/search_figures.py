@@ -122,10 +122,7 @@ def plot_grid(
                 # A little apart, so that bars do not hide each other.
                 [place + 0.05 * number for place in found],
                 _percent(cell["accuracy"] for cell in cells),
-                yerr=[
-                    math.nan if cell["deviation"] is None else 200 * cell["deviation"]
-                    for cell in cells
-                ],
+                yerr=_bars(cells, 200),
                 fmt="o",
                 capsize=4,
                 label=label or None,
@@ -164,6 +161,12 @@ def plot_curves(
             )
         axes.set(xlabel="ε spent by the run that is simulated", ylabel=_ACCURACY)
         _explain(axes, len(curves), fontsize=8)
+
+
+def _bars(rows: Iterable[Mapping[str, Any]], scale: float) -> list[float]:
+    """Return how long bars are; NaN, which draws none, where there was one run."""
+    found = (row["deviation"] for row in rows)
+    return [math.nan if each is None else scale * each for each in found]
 
 
 _OF_ALL: dict[str, Any] = {"color": "black", "linestyle": "-"}
@@ -225,9 +228,7 @@ def plot_budget(
                 axes.errorbar(
                     [row[along] for row in best],
                     _percent(heights) if shown == "accuracy" else heights,
-                    yerr=[100 * (row["deviation"] or 0) for row in best]
-                    if shown == "accuracy"
-                    else None,
+                    yerr=_bars(best, 100) if shown == "accuracy" else None,
                     fmt="o",
                     capsize=4,
                     label=by and f"{_words(by)} {value}",
