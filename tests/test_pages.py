@@ -21,7 +21,7 @@ SHORTER = {
     "docs/start.md": {
         "train --out runs/demo": "train --model linear --steps 30 --out runs/demo",
         "digits: small-cnn": "digits: linear",
-        "multiplier 5.441": "multiplier …",
+        "multiplier 5.44067": "multiplier …",
         "step 10/150  ε = 0.6673": "step 10/30  ε = …",
         "step 150/150  ε = 3  test accuracy 9": "step 30/30  ε = 3  test accuracy ",
         "was spent; test accuracy 9": "was spent; test accuracy ",
