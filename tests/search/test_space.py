@@ -53,7 +53,7 @@ def test_a_space_has_no_other_names():
     ("words", "message"),
     [
         (["learning"], "vary .*did you mean learning-rate.*must be one of"),
-        (["learning-rate=a"], "cannot be read: give learning_rate=A,B,C"),
+        (["learning-rate=a"], "cannot be read: give learning-rate=A,B,C"),
         (["learning-rate=8..1"], "where LOW is above 0 and below HIGH"),
         (["augmentation-multiplicity=1..4"], "cannot be read"),
         (["momentum", "momentum=0"], "varies momentum a second time"),

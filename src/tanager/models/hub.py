@@ -51,8 +51,8 @@ def parse(name: str, file: str = SAFETENSORS, argument: str = "weights") -> HubF
     match = _NAME.fullmatch(name)
     if not match or ".." in name:
         rule = "must be hf:OWNER/REPOSITORY[@REVISION][:FILE]"
-        remedy = "such as hf:timm/vit_base_patch16_224.augreg_in21k"
-        validate.refuse(argument, name, rule, remedy)
+        such = "such as hf:timm/vit_base_patch16_224.augreg_in21k"
+        validate.refuse(argument, name, rule, such * (argument == "weights"))
     repository, revision, named_file = match.groups()
     return HubFile(repository, revision or "main", named_file or file)
 

@@ -127,7 +127,7 @@ class Space:
         for name, values in self.values.items():
             validate.one_of(FIELDS, vary=name)
             if values == Choices(()):
-                remedy = f"give some: {name}=A,B,C"
+                remedy = f"give some: {name.replace('_', '-')}=A,B,C"
                 validate.refuse("vary", name, "has no values", remedy)
 
     @classmethod
@@ -286,7 +286,8 @@ def _values(name: str, text: str, word: str) -> Values:
             return Between(low, high)
         values = tuple(dict.fromkeys(field.parse(each) for each in text.split(",")))
     except (ValueError, KeyError):
-        remedy = f"give {name}=A,B,C, or {name}=LOW..HIGH for a number, where LOW is "
+        shown = name.replace("_", "-")
+        remedy = f"give {shown}=A,B,C, or {shown}=LOW..HIGH for a number, where LOW is "
         remedy += "above 0 and below HIGH"
         validate.refuse("vary", word, "cannot be read", remedy)
     return Choices(values)
