@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +12,7 @@ from tyro.conf import Positional
 from tanager import _validate as validate
 from tanager._text import clean
 from tanager.commands import flags, models_in_use
+from tanager.commands.tables import print_json
 
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def run(arguments: Sequence[str]) -> int:
                 continue
             row = model.described(each, options.top)
             if options.json:
-                print(json.dumps({"file": name, **row}, ensure_ascii=False))
+                print_json({"file": name, **row}, indent=None)
                 continue
             if done - failed == 1:  # the first tells how many classes there are
                 columns = _columns(model, options.top)

@@ -1,6 +1,7 @@
 """Tables and sentences that commands share."""
 
 import json
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -9,9 +10,12 @@ from rich.table import Table
 from tanager._files import as_json
 
 
-def print_json(content: Any) -> int:
+def print_json(content: Any, indent: int | None = 2) -> int:
     """Print a JSON object, with null for what is not finite; return exit status 0."""
-    print(json.dumps(as_json(content), indent=2, ensure_ascii=False))
+    # What ASCII lacks must be escaped as JSON does: \xfc, of the stream, is no JSON.
+    encoding = getattr(sys.stdout, "encoding", None) or "utf"
+    letters = encoding.lower().startswith("utf")
+    print(json.dumps(as_json(content), indent=indent, ensure_ascii=not letters))
     return 0
 
 
