@@ -22,9 +22,11 @@ FROM python:3.12-slim-bookworm
 ARG UID=1000
 RUN useradd --uid "$UID" --create-home tanager \
     && mkdir -p /work/runs \
-    && chown -R tanager /work
+    && chown tanager /work/runs
 COPY --from=build /opt/tanager /opt/tanager
 ENV PATH="/opt/tanager/bin:$PATH"
+# Accounts of data must outlive the container, so they go where the runs are mounted.
+ENV TANAGER_STATE_DIR=/work/runs/.state
 USER $UID
 WORKDIR /work
 ENTRYPOINT ["tanager"]

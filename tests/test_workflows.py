@@ -120,6 +120,15 @@ def test_an_image_is_built_from_the_source_and_never_from_runs():
     assert re.search(r"^USER (?!root|0)", dockerfile, flags=re.M)
 
 
+def test_the_accounts_of_an_image_outlive_its_containers():
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    [mounted] = {*re.findall(r'-v "\S+:(\S+)"', dockerfile)}
+    [state] = re.findall(r"^ENV TANAGER_STATE_DIR=(\S+)$", dockerfile, flags=re.M)
+    assert state.startswith(f"{mounted}/")
+    # Beside data in a folder that it cannot write to, no account is begun.
+    assert re.findall(r"chown (?:-R )?tanager (\S+)", dockerfile) == [mounted]
+
+
 def test_no_page_installs_the_other_program_called_tanager():
     folders = ("docs", "examples", ".github", "src", "launch", "benchmarks")
     files = [path for name in folders for path in (ROOT / name).rglob("*")]
