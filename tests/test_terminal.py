@@ -1,6 +1,8 @@
 """A terminal that lacks the letters does not end a run."""
 
 import io
+import os
+import subprocess
 import sys
 
 import pytest
@@ -61,3 +63,22 @@ def test_into_a_pipe_every_line_goes_whole(monkeypatch):
     assert any("word " * 29 in line for line in stream.getvalue().splitlines()[1:])
     shown = new_console(file=io.StringIO(), force_terminal=True)
     assert shown.width == 80 and not shown.soft_wrap
+
+
+def test_what_libraries_print_is_kept_out_of_json():
+    program = """
+import os
+from tanager._terminal import libraries_on_stderr
+print("before")
+with libraries_on_stderr():
+    os.write(1, b"[Gloo] Rank 0 is connected")
+    print('{"ε": 3}')
+    os.write(1, b" to 1 peer")
+print("after")
+"""
+    command, utf8 = [sys.executable, "-c", program], {"PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        command, capture_output=True, check=True, env=os.environ | utf8
+    )
+    assert done.stdout.decode() == 'before\n{"ε": 3}\nafter\n'
+    assert done.stderr == b"[Gloo] Rank 0 is connected to 1 peer"

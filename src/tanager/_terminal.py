@@ -1,7 +1,10 @@
 """What is printed: on terminals that lack the letters, and into pipes and files."""
 
+import contextlib
 import io
+import os
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 
@@ -21,6 +24,30 @@ def escape_unprintable() -> None:
         raising = getattr(stream, "errors", None) in ("strict", "surrogateescape")
         if raising and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+@contextlib.contextmanager
+def libraries_on_stderr() -> Iterator[None]:
+    """Send to standard error what compiled libraries print on standard output.
+
+    What Python prints goes on to standard output.
+    """
+    if sys.stdout is None:  # It was closed, and 1 may be any file.
+        yield
+        return
+    sys.stdout.flush()
+    own = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.ExitStack() as stack:
+            if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.fileno() == 1:
+                like = {"encoding": sys.stdout.encoding, "errors": sys.stdout.errors}
+                kept = stack.enter_context(open(own, "w", 1, closefd=False, **like))
+                stack.enter_context(contextlib.redirect_stdout(kept))
+            yield
+    finally:
+        os.dup2(own, 1)
+        os.close(own)
 
 
 def new_console(*, stderr: bool = False, **options: Any) -> "Console":

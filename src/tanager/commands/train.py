@@ -13,7 +13,7 @@ from tanager import _validate as validate
 from tanager import recipes
 from tanager._files import write_json
 from tanager._heap import run_in_place
-from tanager._terminal import new_console
+from tanager._terminal import libraries_on_stderr, new_console
 from tanager._text import clean
 from tanager.commands import accounts, flags, studies
 from tanager.commands.tables import print_json
@@ -56,9 +56,10 @@ def run(arguments: Sequence[str]) -> int:
     run_in_place()
     if not options.distributed:
         return _train(name, recipe, found, options)
-    with hosts.together(
+    together = hosts.together(
         options.coordinator, options.hosts, options.host, timeout=options.timeout
-    ):
+    )
+    with libraries_on_stderr(), together:  # Gloo says there that it is connected
         return _train(name, recipe, found, options)
 
 
