@@ -16,7 +16,7 @@ from tanager._terminal import new_console
 from tanager._text import clean
 from tanager.commands import flags
 from tanager.commands.spent import recorded, spent_by
-from tanager.commands.tables import new_table, print_json
+from tanager.commands.tables import new_table, print_json, print_table
 from tanager.privacy import accountant
 from tanager.privacy.account import Account, Balance
 from tanager.privacy.charges import together
@@ -235,7 +235,7 @@ def _print(content: dict[str, Any]) -> None:
             )
             table.add_row(time, what, q, sigma, f"{one['steps']}", alone, name)
             first = ("",) * 4
-    console.print(table)
+    print_table(table)
     unit = f", for each {content['unit']}" if content["unit"] else ""
     console.print(
         f"together ε = {format_epsilon(content['epsilon'])} at δ = "

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from tanager._terminal import new_console
-from tanager.commands.tables import new_table
+from tanager.commands.tables import new_table, print_table
 from tanager.report.guarantee import between
 
 
@@ -72,7 +72,7 @@ def print_classes(title: str, found: Mapping[str, Any]) -> None:
         cells = zip(classes, found["confusion_matrix"], strict=True)
         rows = [(name, *map(str, row)) for name, row in cells]
         console.print("\nconfusion matrix: a row for each true class")
-        console.print(new_table("", *classes, rows=rows), soft_wrap=True)
+        print_table(new_table("", *classes, rows=rows))
     console.print(f"\n{NOTE}", soft_wrap=True)
 
 
@@ -87,10 +87,9 @@ def _print(
 
     console = new_console(markup=False)
     console.print(f"{title}\n", soft_wrap=True)
-    measures = new_table("measure", "value", "95 % interval", rows=of_all)
-    console.print(measures, soft_wrap=True)
+    print_table(new_table("measure", "value", "95 % interval", rows=of_all))
     console.print()
-    console.print(new_table(*headings, rows=rows), soft_wrap=True)
+    print_table(new_table(*headings, rows=rows))
     if any("–" in row for row in (*of_all, *rows)):
         console.print(
             "–: not defined, because a class or label has no example or all of them, "

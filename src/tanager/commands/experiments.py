@@ -10,7 +10,7 @@ from tanager import _validate as validate
 from tanager._files import write_json
 from tanager._terminal import new_console
 from tanager.commands import accounts, flags
-from tanager.commands.tables import new_table, print_json
+from tanager.commands.tables import new_table, print_json, print_table
 from tanager.commands.watching import work_through
 from tanager.privacy.shown import format_delta, format_epsilon
 from tanager.recipes.budget import solve_budget
@@ -362,7 +362,7 @@ def _print(
             f"{100 * row['accuracy']:.2f} %{spread}" + (" ←" if row is best else ""),
             *([f"{100 * row['training_accuracy']:.2f} %"] if measured else []),
         )
-    console.print(table)
+    print_table(table)
     if word in ("privacy", "budget"):
         rest = [name for name in best["title"] if name not in _PRINTED]
         others = "".join(

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.table import Table
 
-from tanager._terminal import new_console
 from tanager.commands import flags
-from tanager.commands.tables import new_table, print_json
+from tanager.commands.tables import new_table, print_json, print_table
 
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.json:
         return print_json({"models": rows})
     # Full width: a name that is cut off cannot be copied.
-    new_console(width=1000).print(_table(rows))
+    print_table(_table(rows))
     print(
         "\nGFLOP: multiplications and additions of one forward pass of one image of "
         "that size.\nWeights: for --weights. All that are known to fit, classes and "

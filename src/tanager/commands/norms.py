@@ -8,7 +8,7 @@ from tyro.conf import Positional
 
 from tanager._terminal import new_console
 from tanager.commands import flags
-from tanager.commands.tables import new_table, print_json
+from tanager.commands.tables import new_table, print_json, print_table
 from tanager.report import figures, search_figures
 
 
@@ -65,7 +65,7 @@ def run(words: Sequence[str]) -> int:
     shares = zip(found.steps, found.clipped(), strict=True)
     headings = ("until step", f"norms above C = {found.clip_norm:g}")
     rows = [(f"{step}", f"{100 * share:.0f} %") for step, share in shares]
-    console.print(new_table(*headings, texts=headings, rows=rows))
+    print_table(new_table(*headings, texts=headings, rows=rows))
     middle = " ".join(f"{100 * s:g} %: {norm:.3g}" for s, norm in quantiles.items())
     console.print(f"quantiles of the norm  {middle}")
     why = "as in the Unlocking paper"

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tanager._terminal import new_console
 from tanager.commands import flags
-from tanager.commands.tables import digits, new_table, print_json
+from tanager.commands.tables import digits, new_table, print_json, print_table
 from tanager.privacy import frontier as frontiers
 from tanager.privacy import tan
 from tanager.privacy.accountant import Accountant
@@ -120,7 +120,7 @@ def _print_frontier(points: list[frontiers.Point], console: Console) -> None:
         for n, point in enumerate(points)
     ]
     headings = ("batch size", "σ", "ε", "above least", "compute", "", "which is")
-    console.print(new_table(*headings, texts=("which is",), rows=rows))
+    print_table(new_table(*headings, texts=("which is",), rows=rows))
     for sentence in frontiers.advice(points):
         console.print(sentence, soft_wrap=True, markup=False)
 
@@ -147,7 +147,7 @@ def _print_table(plan: Plan, console: Console) -> None:
         rows=[(label, text + solved.get(name, "")) for name, label, text in settings],
     )
     table.show_header = False
-    console.print(table)
+    print_table(table)
     console.print()
     epsilons = new_table("accountant", "ε", "which is", texts=("ε", "which is"))
     for accountant, (label, meaning) in _LABELS.items():
@@ -158,7 +158,7 @@ def _print_table(plan: Plan, console: Console) -> None:
         if spent is None:
             shown, meaning = "—", f"not defined for {plan.adjacency}"
         epsilons.add_row(label, shown, meaning)
-    console.print(epsilons)
+    print_table(epsilons)
     console.print()
     risk = plan.risk.to_json()
     console.print(guarantee.risk_in_words(risk), soft_wrap=True)
@@ -167,7 +167,7 @@ def _print_table(plan: Plan, console: Console) -> None:
         *guarantee.risk_rows(risk),
         ("μ of Gaussian DP", guarantee.risk_as_gaussian(risk), "0"),
     ]
-    console.print(new_table(*headings, texts=headings, rows=rows))
+    print_table(new_table(*headings, texts=headings, rows=rows))
     warned = list(plan.warnings)
     if (plan.epsilon[plan.accountant] or 0.0) >= LARGE_EPSILON:
         warned.insert(0, "an ε this large protects next to nothing")

@@ -11,7 +11,7 @@ from tanager import _validate as validate
 from tanager import recipes
 from tanager._terminal import new_console
 from tanager.commands import flags
-from tanager.commands.tables import new_table, print_json
+from tanager.commands.tables import new_table, print_json, print_table
 from tanager.privacy import accountant
 from tanager.privacy.shown import format_delta, format_epsilon
 from tanager.recipes.papers import PublishedRun
@@ -176,7 +176,7 @@ def _print(shown: dict[str, Any]) -> None:
             f"{shown['steps']} steps"
         )
     if shown["published"]:
-        console.print(_table(shown["published"]))
+        print_table(_table(shown["published"]))
         for note in dict.fromkeys(row["note"] for row in shown["published"]):
             if note:
                 console.print(f"note: {note}")

@@ -8,10 +8,9 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from tanager import _validate as validate
-from tanager._terminal import new_console
 from tanager._text import clean
 from tanager.commands import flags
-from tanager.commands.tables import new_table, number, print_json
+from tanager.commands.tables import new_table, number, print_json, print_table
 from tanager.privacy.shown import format_delta, format_epsilon
 
 
@@ -76,7 +75,7 @@ def run(arguments: Sequence[str]) -> int:
             row["began"],
             row["recipe"] or "—",
         )
-    new_console(width=1000).print(table)
+    print_table(table)
     return 0
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from tanager._files import as_json
+from tanager._terminal import new_console
 
 
 def print_json(content: Any, indent: int | None = 2) -> int:
@@ -41,6 +42,11 @@ def new_table(
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def print_table(table: Table) -> None:
+    """Print a table whole: a narrow terminal breaks its lines, and cuts no number."""
+    new_console(width=1000, markup=False).print(table)
 
 
 def milliseconds(row: dict[str, Any]) -> str:

@@ -57,7 +57,7 @@ def run(arguments: Sequence[str]) -> int:
     if options.json:
         print_json(record | _circumstances(words))
     else:
-        console = new_console()
+        console = new_console(width=1000)  # A narrow terminal cuts no number.
         for line in lines:
             console.print(line, markup=False, soft_wrap=isinstance(line, str))
     if code == STOPPED:
