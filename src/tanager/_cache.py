@@ -20,8 +20,14 @@ def state_folder() -> pathlib.Path:
 def _folder(own: str, variable: str, usual: str) -> pathlib.Path:
     if named := os.environ.get(own):
         return pathlib.Path(named)
-    base = os.environ.get(variable) or pathlib.Path.home() / usual
-    return pathlib.Path(base) / "tanager"
+    if base := os.environ.get(variable):
+        return pathlib.Path(base) / "tanager"
+    try:
+        return pathlib.Path.home() / usual / "tanager"
+    except RuntimeError as error:
+        raise OSError(
+            f"this user has no home folder: name a folder with {own}"
+        ) from error
 
 
 def private_folder(*names: str) -> pathlib.Path:
