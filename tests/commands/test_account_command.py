@@ -184,6 +184,15 @@ def test_a_run_is_added_in_full(made, tmp_path):
     check_added(tmp_path)
 
 
+def test_a_finished_run_is_added_with_what_its_result_claims(made, tmp_path):
+    run, account = shutil.copytree(made, tmp_path / "run"), Account(tmp_path / "new")
+    config = json.loads((run / "config.json").read_text())
+    write_json(run / "config.json", config | {"delta": 0.01})
+    for each in (run, run / "ledger.jsonl"):
+        with pytest.raises(ValueError, match=r"claims epsilon = .*, but its config"):
+            spent_by(account, each, 1e-3)
+
+
 @pytest.mark.parametrize("name", ["charge", "private", "mechanism", "recipe", "unit"])
 def test_planted_a_part_of_the_record_is_not_read(made, tmp_path, monkeypatch, name):
     shutil.copytree(made, tmp_path / "run")

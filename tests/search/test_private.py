@@ -349,12 +349,16 @@ def test_the_search_is_charged_once_whatever_its_number_of_runs(
     assert own.unit == "example" and account.read().holds(charge)
     assert recorded(out) == {"delta", "unit"}
     shutil.rmtree(out / "private")
+    study = read(out / "study.json")
+    (out / "study.json").write_text(json.dumps(study | {"delta": 0.01}))
+    with pytest.raises(ValueError, match=r"but its study\.json give 0\.01"):
+        spent_by(account, out, 1e-3)
+    (out / "study.json").write_text(json.dumps(study))
     without = spent_by(account, out, 1e-3)[1]
     assert (without.selection, without.delta) == (charge.selection, settings.delta)
     assert (without.mechanisms, without.id) == (charge.mechanisms, charge.id)
     (out / "config.json").unlink()  # as of an unfinished one
     unnamed = spent_by(account, out, 1e-3)[1]
-    study = read(out / "study.json")
     (out / "study.json").write_text(json.dumps(study | {"mechanism": None}))
     with pytest.raises(ValueError, match="of an older version of tanager, which did"):
         spent_by(account, out, 1e-3)

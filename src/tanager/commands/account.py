@@ -125,7 +125,8 @@ class Limit(_Named):
 class Add(_Named):
     """Charge runs that were made without the account, from their ledgers.
 
-    A run that was charged before is charged once. An unfinished run is charged in full.
+    A run that was charged before is charged once. An unfinished run is charged in full,
+    and one whose result.json differs from its ledger and config.json is refused.
     Give runs on the data of this account only: a ledger does not name its data.
     """
 

@@ -44,9 +44,13 @@ def spent_by(
     The account returned is `account` with the run's unit of privacy. `run` is the
     folder of a run or of a private search, or a ledger; `delta` and `unit` are those
     of a ledger without a config.json beside it.
+
+    Raises:
+        ValueError: what was spent is unknown, or differs from what result.json claims.
     """
     # JAX is imported from here on: the command line was fine.
     from tanager.training import charging
+    from tanager.training.export import check_claims
     from tanager.training.run_folder import seed_of
 
     if (run / "study.json").exists():
@@ -67,6 +71,8 @@ def spent_by(
     if path.name == "ledger.jsonl":  # else what is beside it may be of another run
         config = _if_there(path.with_name("config.json"), _CONFIG)
         result = _if_there(path.with_name("result.json"), {"private": Maybe(bool)})
+        if config and path.with_name("result.json").exists():
+            check_claims(path.parent)
         fixed = (config.get("recipe") or {}).get("seed") is not None
         said = (config.get("private"), result.get("private"))
         private = not fixed and False not in said
@@ -94,6 +100,7 @@ def spent_by(
 def _spent_by_search(account: Account, folder: Path) -> tuple[Account, Charge]:
     """Return what a private search spends, however many of its runs were made."""
     from tanager.training import charging
+    from tanager.training.export import check_claims
     from tanager.training.run_folder import seed_of
 
     path = folder / "study.json"
@@ -113,6 +120,8 @@ def _spent_by_search(account: Account, folder: Path) -> tuple[Account, Charge]:
     delta = study["delta"]
     charge = charging.charge_of(account, [one], delta, folder, secret, selection)
     config = _if_there(folder / "config.json", _CONFIG)
+    if config and (folder / "result.json").exists():
+        check_claims(folder)
     return account, dataclasses.replace(charge, id=config.get("charge") or charge.id)
 
 
