@@ -5,6 +5,7 @@ counted, so all of them go into `private/`; times of files outside are made equa
 """
 
 import contextlib
+import logging
 import os
 import shutil
 import sys
@@ -20,7 +21,7 @@ from tanager._cache import cache_folder
 @contextlib.contextmanager
 def hidden(private: Path) -> Iterator[None]:
     """Send output to a private folder's output.txt, caches to its cache/."""
-    with _caches(private / "cache"), _output(private / "output.txt"):
+    with _no_logs(), _caches(private / "cache"), _output(private / "output.txt"):
         yield
 
 
@@ -29,6 +30,17 @@ def same_times(folder: Path, like: Path) -> None:
     time = like.stat().st_mtime_ns
     for path in (*folder.iterdir(), folder):
         os.utime(path, ns=(time, time))
+
+
+@contextlib.contextmanager
+def _no_logs() -> Iterator[None]:
+    """Log nothing: a handler may write to a file of its own."""
+    before = logging.root.manager.disable
+    logging.disable()
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 @contextlib.contextmanager
