@@ -181,3 +181,15 @@ def test_a_gpu_repeats_a_step_only_if_it_is_told_to(monkeypatch, flags, determin
     monkeypatch.setattr(jax, "devices", lambda: [gpu])
     monkeypatch.setenv("XLA_FLAGS", flags.format("--xla_gpu_deterministic_ops"))
     assert fingerprint.environment(16, "")["deterministic"] is deterministic
+
+
+def test_an_unreadable_example_under_another_index_is_not_asked_for_again():
+    class Wrong:
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, index):
+            raise data.UnreadableExample("broken", index + 9)
+
+    with pytest.raises(data.UnreadableExample, match="broken"):
+        fingerprint.sample(Wrong())
