@@ -64,10 +64,6 @@ WRONG = {
         lambda: tanager.Runtime(progress="no"),
         "progress (of type str) must be of type bool: True or False",
     ),
-    "workers for data in memory": (
-        lambda: tanager.train(PROBLEM, ALGORITHM, tanager.Runtime(workers=2)),
-        "workers (=2) does not apply to data in memory: leave it out",
-    ),
     "a number as seed": (
         lambda: tanager.GaussianNoise(MECHANISM, 1.0, 0, PARAMS),
         "seed (of type int) must be of type Seed: tanager.Seed.from_os()",

@@ -199,7 +199,7 @@ def test_the_first_page_has_the_speed_that_was_measured_last():
 
 
 def test_a_choice_of_automatic_settings_names_what_was_not_chosen():
-    """Such as "else 150 of all images", which is no rule."""
+    """A row that says "else 150 of all images" does not say what else was tried."""
     (table,) = said(r"\| choice \| images; ε [^\n]*\n((?:\|.*\n)+)")
     choices = [row.split("|")[1] for row in table.splitlines()[1:]]
     assert all(", not " in choice for choice in choices if choice.strip())

@@ -158,7 +158,7 @@ class GaussianNoise:
             ValueError: `step` is outside the mechanism's steps, or a compiled program
                 makes the call: its noise would be the same each time that it runs.
         """
-        remedy = "call noise(total, step), which draws anew, or draw before"
+        remedy = "call noise(total, step), which draws in every run, or draw before"
         validate.not_traced("noise.draw", remedy)
         require_step(self.mechanism, step)
         leaves, structure = jax.tree.flatten(self._like)

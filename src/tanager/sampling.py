@@ -159,8 +159,8 @@ class PoissonSampler:
 
         Raises:
             ValueError: `step` is outside the run. A step past the horizon has not been
-                accounted for, and there is no batch for it. Or a compiled program
-                makes the call: it would have the same batch each time that it runs.
+                accounted for, and there is no batch for it. Also where JAX traces the
+                call: the compiled program would repeat one batch.
         """
         remedy = "draw before, and give the program the rows and their mask"
         validate.not_traced("sampler.indices", remedy)

@@ -199,18 +199,8 @@ def _print(shown: dict[str, Any]) -> None:
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
     table = new_table(
-        *(
-            "ε",
-            "by RDP",
-            "by PLD",
-            "δ",
-            "N",
-            "σ",
-            "batch",
-            "steps",
-            "rate",
-            "accuracy %",
-        ),
+        *("ε", "by RDP", "by PLD", "δ", "N"),
+        *("σ", "batch", "steps", "rate", "accuracy %"),
         rows=[
             (
                 f"{row['epsilon']:g}",

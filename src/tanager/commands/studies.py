@@ -23,7 +23,7 @@ _NOT_PREDICTED_FOR = {
     *("features_from", "labels", "out", "physical_batch_size", "seed", "solve_for"),
     *("shard_parameters", "strategy", "stream", "unreadable", "workers"),
 }
-"""Fields of a recipe that leave what a search predicted as it is."""
+"""Fields of a recipe that do not change what a search predicts."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from tanager._terminal import new_console
 
 def print_json(content: Any, indent: int | None = 2) -> int:
     """Print a JSON object, with null for what is not finite; return exit status 0."""
-    # What ASCII lacks must be escaped as JSON does: \xfc, of the stream, is no JSON.
+    # JSON has \u00fc; the \xfc that such a stream would write is not valid in it.
     encoding = getattr(sys.stdout, "encoding", None) or "utf"
     letters = encoding.lower().startswith("utf")
     print(json.dumps(as_json(content), indent=indent, ensure_ascii=not letters))

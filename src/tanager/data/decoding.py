@@ -45,7 +45,7 @@ SUFFIXES = (
 _FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP", "GIF")
 LARGEST = 1 << 26
 """Most pixels of an image: a few kilobytes can unpack to any number of them."""
-# What they say of an image tells that it was read, and what is written in it.
+# Their warnings and logs tell which image was read, and what is written in it.
 _SILENT = re.compile(r"(PIL|pydicom)\b")
 _SIXTEEN_BITS = "I;16"
 _GREY = ("1", "L", "LA")

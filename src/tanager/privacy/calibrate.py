@@ -204,9 +204,9 @@ def _complete(
 
 
 def in_six_digits(sigma: float, overspends: Callable[[float], bool]) -> float:
-    """Return the next σ of six digits that keeps the budget: it is shown as it is used.
+    """Round σ up to six digits, which are all shown, and on until it keeps the budget.
 
-    ε falls with σ, but not down to the last digits: each σ is asked about itself.
+    ε falls with σ, but not down to the last digits, so each σ is checked.
     """
     upwards = Context(prec=6, rounding=ROUND_CEILING)
     rounded = upwards.create_decimal(repr(sigma))

@@ -95,8 +95,8 @@ def train(
             last step, after everything was.
         FloatingPointError: the parameters stopped being finite.
     """
-    # 1. Refuse bad input before anything is made or spent.
     give_back()
+    # 1. Refuse bad input before anything is made or spent.
     runtime = runtime or Runtime()
     remedy = "train(problem, algorithm, runtime)"
     validate.instance(Problem, remedy, problem=problem)
@@ -125,9 +125,6 @@ def train(
     described = beginning.as_description(description)
     one = an_example(source, problem.unreadable)
     held = can_hold(source, layout)
-    if held and runtime.workers:
-        rule = "does not apply to data in memory"
-        validate.refuse("workers", runtime.workers, rule, "leave it out")
     step = Step(problem, algorithm, runtime, Seed.from_os(), len(source), layout, held)
     if runtime.physical_batch_size != "auto":
         size = sizing.enough(step.sampler, size, layout.count)
