@@ -53,6 +53,13 @@ def test_a_fixed_seed_is_marked_not_private(seeded):
     assert "NOT PRIVATE" in (out / "report.html").read_text().upper()
 
 
+@pytest.mark.parametrize("seed", [5, None])
+def test_a_run_with_a_fixed_seed_says_so_before_any_epsilon(seed, capsys):
+    run(seed=seed, progress=True)
+    before, _, _ = capsys.readouterr().out.partition("ε")
+    assert ("NOT PRIVATE: whoever knows the seed" in before) == (seed is not None)
+
+
 def test_the_folder_holds_everything(first_complete):
     result, out = first_complete
     names = {path.name for path in out.iterdir()}

@@ -174,6 +174,8 @@ def train(
         clock = Clock(metrics.released)
         bound = _epsilon_ahead(algorithm, begun, every)
         evaluations = None
+        if not secret.private:
+            shown.say("NOT PRIVATE: whoever knows the seed can compute the noise")
         if begun < mechanism.steps:
             beginning.try_out(step.models(state)[0], evaluate, problem.finish)
             asked = on_estimate is not None
