@@ -53,7 +53,7 @@ SEARCHES = {
     "resume": "training.html",
     "GPU": "scale.html",
     "hyperparameters": "searching.html",
-    "imbalance": "images.html",
+    "class+imbalance": "images.html",
     "sigma": "budget.html",
 }
 """What people look for, and the page that must come first."""
