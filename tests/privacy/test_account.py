@@ -466,6 +466,21 @@ def test_damaged_accounts(tmp_path):
     fuzzed.end()
 
 
+@pytest.mark.parametrize("what", ["Permission denied", "No space left on device"])
+def test_a_place_that_cannot_be_written_is_refused_in_time(tmp_path, monkeypatch, what):
+    """Not only by the charge, after hours in which features were computed."""
+    account = Account(tmp_path / "new/account")
+    account.require_room(charge(THREE[0]))
+    if what == "Permission denied":
+        monkeypatch.setattr(accounts.os, "access", lambda path, mode: path != tmp_path)
+    else:
+        full = accounts.shutil.disk_usage(tmp_path)._replace(free=0)
+        monkeypatch.setattr(accounts.shutil, "disk_usage", lambda path: full)
+    with pytest.raises(ValueError, match=f"cannot be read or written .{what}.: free"):
+        account.require_room(charge(THREE[0]))
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_is_no_account_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match=r"cannot be read or written .Is a directory.*--account"

@@ -17,9 +17,11 @@ whoever knows all examples except one could test guesses at that one.
 import contextlib
 import dataclasses
 import datetime
+import errno
 import math
 import os
 import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -181,6 +183,8 @@ class Account:
             ValueError: see `charge`.
         """
         self._require(self.read(), charge, words)
+        with self._reachable():
+            _require_writable(self.path)
 
     def charge(self, charge: Charge) -> Balance:
         """Charge a run that is about to begin; return the balance, once on the disk.
@@ -339,6 +343,17 @@ class Account:
         words = ["tanager", "account", "limit", "--epsilon", format_epsilon(epsilon)]
         words += ["--delta", str(delta), "--account", str(self.path)]
         return f"raise the limit with `{shlex.join(words)}`"
+
+
+def _require_writable(path: Path) -> None:
+    """Raise the `OSError` that writing a file would, and make nothing."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    if not os.access(path, os.W_OK):
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+    disk = shutil.disk_usage(path)
+    if disk.total and not disk.free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _advice(balance: Balance, charge: Charge, raise_it: str) -> str:
