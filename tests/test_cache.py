@@ -4,7 +4,8 @@ import pathlib
 
 import pytest
 
-from tanager._cache import cache_folder, state_folder
+import tanager
+from tanager._cache import cache_folder, expanded, state_folder
 
 
 @pytest.mark.parametrize("folder", [cache_folder, state_folder])
@@ -21,3 +22,11 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch, tmp_path, folder
         folder()
     monkeypatch.setenv(own, str(tmp_path))
     assert folder() == tmp_path
+
+
+def test_the_home_of_nobody_is_a_name_like_others(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert expanded("~/images") == tmp_path / "images"
+    assert expanded("~nobody-has-this-name/images").name == "images"
+    with pytest.raises(ValueError, match="~nobody-has-this-name/images"):
+        tanager.load("~nobody-has-this-name/images")

@@ -1,4 +1,4 @@
-"""Folders of this user: for files that tanager can make again, and for others."""
+"""Folders of this user: home, for files that tanager can make again, for others."""
 
 import os
 import pathlib
@@ -28,6 +28,14 @@ def _folder(own: str, variable: str, usual: str) -> pathlib.Path:
         raise OSError(
             f"this user has no home folder: name a folder with {own}"
         ) from error
+
+
+def expanded(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Return a path with the home folder in place of ``~``.
+
+    Where no user has the name after it, it is a name like others.
+    """
+    return pathlib.Path(os.path.expanduser(path))
 
 
 def private_folder(*names: str) -> pathlib.Path:

@@ -12,6 +12,7 @@ import tyro
 from tyro.conf import Positional
 
 from tanager import _validate as validate
+from tanager._cache import expanded
 from tanager._terminal import new_console
 from tanager._text import clean
 from tanager.commands import flags
@@ -60,7 +61,7 @@ class _Named(abc.ABC):
             remedy = "name its folder with --data, or the account with --account"
             validate.refuse("dataset", self.dataset, rule, remedy)
         path = default_path(self.dataset, self.data)
-        there = self.data is None or Path(self.data).expanduser().exists()
+        there = self.data is None or expanded(self.data).exists()
         if not there and not path.exists():
             remedy = "name the folder of the data, or the account with --account"
             validate.refuse("data", self.data, "does not exist", remedy)

@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from tanager import _validate as validate
+from tanager._cache import expanded
 from tanager.data.features import FeatureFile, read_features
 from tanager.data.find import OWN, WANTED, Wanted, find_images
 from tanager.data.folder import HELD_OUT, held_out_by_name
@@ -253,7 +254,7 @@ def _existing(name: str, layout: Layout) -> Path:
         if (value := getattr(layout, argument)) and name != "folder":
             rule = f"does not apply to {name}"
             validate.refuse(argument, str(value), rule, "leave it out")
-    folder = Path(path).expanduser()
+    folder = expanded(path)
     alone = name == "folder" and folder.suffix == ".npz" and folder.is_file()
     if not (folder.is_dir() or alone):
         rule = "is not a folder" if folder.exists() else "does not exist"

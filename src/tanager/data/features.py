@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tanager import _validate as validate
+from tanager._cache import expanded
 from tanager._files import new_folder
 from tanager._reading import reading
 from tanager._text import clean
@@ -90,7 +91,7 @@ def read_features(
         UnreadableFile: a file is damaged, or an array is missing, of another count than
             the others, out of range, or has rows with NaN, infinity or norm 0.
     """
-    file = Path(path).expanduser()
+    file = expanded(path)
     wanted = ["train_features", "train_labels", "classes"]
     wanted += ["test_features", "test_labels"] if tested else []
     wanted += [f"{split}_{groups}" for split in SPLITS[: 1 + tested] if groups]
@@ -155,7 +156,7 @@ def write_features(
             another shape, NaN, infinity or a row of norm 0.
     """
     validate.whole(physical_batch_size=physical_batch_size, at_least=1)
-    to = Path(folder).expanduser()
+    to = expanded(folder)
     if to.exists():
         validate.refuse("folder", str(to), "exists", "name a new folder")
     with new_folder(to, "folder") as parts:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from tanager import _validate as validate
+from tanager._cache import expanded
 from tanager._reading import UnreadableFile, reading, refuse_file
 from tanager.data.folder import TESTS, TRAINS, FolderSource, has_classes, list_files
 from tanager.data.label_sets import USUAL, read_labels
@@ -193,7 +194,7 @@ def _sources(
 def table_of(folder: Path, layout: Layout, record: Record) -> Path | None:
     """Return the CSV file that a layout names, else the only one beside the images."""
     if layout.labels is not None:
-        file = Path(layout.labels).expanduser()
+        file = expanded(layout.labels)
         for place in (file, folder / file):
             if place.is_file():
                 return place

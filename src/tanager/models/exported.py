@@ -13,6 +13,7 @@ from jax.core import Tracer
 from jaxtyping import Array, ArrayLike
 
 from tanager import _validate as validate
+from tanager._cache import expanded
 from tanager._reading import read_json, reading, refuse_file
 from tanager._record import Each, Maybe, check_record
 from tanager.data.preprocessing import Preprocessing
@@ -125,7 +126,7 @@ def describe(
         hub.parse(str(source), argument="source")
         path = hub.download(str(source), "config.json")
     else:
-        path = Path(source).expanduser() / "config.json"
+        path = expanded(source) / "config.json"
     remedy = "for weights of others create the model and use load_weights"
     if not path.parent.exists():
         rule, remedy = "does not exist", "give the folder of a run, or hf:OWNER/NAME"
@@ -168,8 +169,8 @@ def weights_of(
             validate.refuse("weights", weights, rule, remedy)
         if hub.is_hub_name(source):
             return hub.download_weights(str(source))
-        return file_in(Path(source).expanduser())
-    file = Path(source).expanduser() / RUN_WEIGHTS[weights]
+        return file_in(expanded(source))
+    file = expanded(source) / RUN_WEIGHTS[weights]
     if not file.is_file():
         out = shlex.quote(str(Path(source)))
         remedy = f"repeat the command that began it, with --out {out}"

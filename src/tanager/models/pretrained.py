@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tanager import _validate as validate
+from tanager._cache import expanded
 from tanager._reading import read_json, reading
 from tanager._text import clean
 from tanager.data.preprocessing import Preprocessing
@@ -167,7 +168,7 @@ def preprocessing_of(source: str | os.PathLike[str]) -> Preprocessing | None:
         return _on_hub(str(source))
     if source in packaged.PACKAGED and not Path(source).exists():
         return packaged.PACKAGED[str(source)].preprocessing
-    path = Path(source).expanduser()
+    path = expanded(source)
     folder = path if path.is_dir() else path.parent
     for name in _DESCRIPTIONS:
         if (folder / name).is_file() and (found := read_preprocessing(folder / name)):
@@ -257,7 +258,7 @@ def find_weights(source: str | os.PathLike[str]) -> Path:
         return hub.download_weights(str(source))
     if source in packaged.PACKAGED and not Path(source).exists():
         return packaged.find(str(source))
-    path = Path(source).expanduser()
+    path = expanded(source)
     if (path / "ledger.jsonl").exists():
         remedy = "name model.safetensors in it, or model-ema.safetensors, their average"
         validate.refuse("weights", os.fspath(source), "is the folder of a run", remedy)

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from tanager import _validate as validate
+from tanager._cache import expanded
 from tanager._reading import UnreadableFile, is_count
 from tanager._version import __version__
 from tanager.privacy import accountant as accountants
@@ -160,7 +161,7 @@ class Account:
     unit: str | None = None
 
     def __post_init__(self):
-        object.__setattr__(self, "path", Path(os.path.expanduser(self.path)))
+        object.__setattr__(self, "path", expanded(self.path))
         validate.one_of(WHAT, what=self.what)
 
     def read(self) -> Balance:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tanager import _validate as validate
-from tanager._cache import state_folder
+from tanager._cache import expanded, state_folder
 from tanager.privacy.account import Account
 from tanager.recipes.recipe import Recipe
 
@@ -79,7 +79,7 @@ def default_path(dataset: str, data: str | None) -> Path:
     accounts = state_folder() / "accounts"
     if data is None:
         return accounts / f"{dataset}{_ENDING}"
-    place = Path(data).expanduser().resolve()
+    place = expanded(data).resolve()
     if place.name == "train_features.npy":  # It stands for its folder.
         place = place.parent
     beside, elsewhere = _paths(place)

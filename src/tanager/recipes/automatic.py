@@ -5,11 +5,11 @@
 """
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 from tanager import _validate as validate
 from tanager import data, models
+from tanager._cache import expanded
 from tanager.models import packaged
 from tanager.recipes import heads
 from tanager.recipes.fields import LAYOUT_FIELDS
@@ -87,7 +87,7 @@ def _image_shape(recipe: Recipe) -> tuple[int, int, int] | None:
     """Return the shape of all images of a folder; None if they differ, or are not."""
     if recipe.dataset != "folder" or recipe.features_from is not None:
         return None
-    if recipe.data is None or not Path(recipe.data).expanduser().exists():
+    if recipe.data is None or not expanded(recipe.data).exists():
         return None  # what loads the data says so
     fields = {name: getattr(recipe, name) for name in LAYOUT_FIELDS}
     return data.image_shape(data.Layout(recipe.data, **fields), recipe.groups)

@@ -10,6 +10,7 @@ from typing import Any
 
 from tanager import _processor, data
 from tanager import _validate as validate
+from tanager._cache import expanded
 from tanager._files import as_json
 from tanager._record import Maybe, read_record
 from tanager.adaptive import AdaptiveClipping
@@ -233,7 +234,7 @@ def require_apart(recipe: Recipe, out: str | Path | None = None) -> None:
         for place in (recipe.data, recipe.features_from):
             if path is None or place is None:
                 continue
-            inner, outer = (Path(p).expanduser().resolve() for p in (path, place))
+            inner, outer = (expanded(p).resolve() for p in (path, place))
             if inner.is_relative_to(outer):
                 rule = "is in the folder of the data, and a run writes secrets"
                 remedy = f"give a folder elsewhere (--{name})"
@@ -385,7 +386,7 @@ def own_weights(recipe: Recipe, account: Account | None) -> list[str]:
 
 def _are_of_these_data(recipe: Recipe, account: Account | None) -> bool:
     """Return whether weights are of a run that was charged to the account, too."""
-    path = Path(str(recipe.weights)).expanduser()
+    path = expanded(str(recipe.weights))
     file = (path if path.is_dir() else path.parent) / "config.json"
     if account is None or not file.is_file():
         return False

@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 from tanager import _validate as validate
 from tanager import models
+from tanager._cache import expanded
 from tanager._files import as_json, json_text, new_folder, write_text
 from tanager._reading import reading
 from tanager._record import Maybe, check_record, read_record
@@ -108,7 +109,7 @@ def export(
         onnx.packages()
     if licence is not None and (not licence.strip() or not licence.isprintable()):
         validate.refuse("licence", licence, "must be an identifier", "or leave it out")
-    run, to = Path(run).expanduser(), Path(to).expanduser()
+    run, to = expanded(run), expanded(to)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         remedy = "name a folder that is not there, or empty"
         validate.refuse("to", str(to), "is in use", remedy)

@@ -10,6 +10,7 @@ import numpy as np
 
 from tanager import _npy
 from tanager import _validate as validate
+from tanager._cache import expanded
 from tanager._reading import reading
 from tanager.data.decoding import SUFFIXES
 from tanager.data.feature_files import read_arrays
@@ -55,7 +56,7 @@ def read_feature_rows(path: str | os.PathLike[str]) -> np.ndarray:
     It is an npy file of them, or an npz file with an array ``features``, else
     ``test_features``.
     """
-    file = Path(path).expanduser()
+    file = expanded(path)
     remedy = "save them with numpy.savez(FILE, features=…)"
     with reading(file, "has no features that can be read", remedy, "file"):
         if file.suffix == ".npy":
