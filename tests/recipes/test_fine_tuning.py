@@ -8,11 +8,14 @@ import equinox as eqx
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from tanager import models, recipes
 from tanager.cli import main
-from tanager.recipes import runner, tasks
+from tanager.privacy.account import Account
+from tanager.privacy.charges import Charge
+from tanager.privacy.mechanism import Mechanism
+from tanager.recipes import own_weights, runner, tasks
 from tanager.recipes.recipe import Recipe
 from tanager.search.settings import check_choices
 from tanager.search.space import Space
@@ -70,6 +73,30 @@ def test_weights_that_the_same_data_made_are_told(pretrained, tmp_path, capsys):
     assert any("not only the ε of its last run" in change for change in changes)
     # What an account knows may change before a resume.
     assert fine_tune(pretrained, out, *words, "--account", "none") == 130
+
+
+NOTE = {"epsilon": 3.2, "delta": 1e-5, "private": True, "charge": "of the first"}
+
+
+def test_weights_out_of_their_folder_tell_what_they_spent(tmp_path):
+    """A file is copied without what was beside it; an export of timm has that alone."""
+    account = Account(tmp_path / "account")
+    files = {}
+    for name in ("file", "export", "other"):
+        files[name] = file = tmp_path / name / "model.safetensors"
+        file.parent.mkdir()
+        said = {"tanager": json.dumps(NOTE)} if name == "file" else {"format": "pt"}
+        save_file({"a": np.zeros(1, np.float32)}, file, said)
+    beside = {"tanager": {"guarantee": NOTE}}
+    files["export"].with_name("config.json").write_text(json.dumps(beside))
+    assert own_weights.told(str(files.pop("other")), account) == []
+    for file in files.values():
+        with pytest.warns(UserWarning, match="with ε = 3.2 at δ = 1e-05, which adds"):
+            assert own_weights.told(str(file), account)
+    account.charge(Charge("run", "", "of the first", 1e-5, (Mechanism(0.1, 2.0, 5),)))
+    for file in files.values():
+        with pytest.warns(UserWarning, match="are of a run on the same data"):
+            own_weights.told(str(file), account)
 
 
 def moved(before, after):

@@ -17,7 +17,7 @@ import tanager
 from tanager import data, models
 from tanager.cli import main
 from tanager.models import weights
-from tanager.models.tensors import read_tensors
+from tanager.models.tensors import note_in, read_tensors
 from tanager.training.result import cost
 
 
@@ -113,6 +113,10 @@ def test_an_exported_model_classifies_as_the_run_measured(
     result = json.loads((run / "result.json").read_text())
     assert float(jnp.mean(right, dtype=jnp.float32)) == pytest.approx(result[key])
     assert trained.config["tanager"]["guarantee"]["epsilon"] == result["epsilon"]
+    charge = json.loads((run / "config.json").read_text())["charge"]
+    assert trained.config["tanager"]["guarantee"]["charge"] == charge
+    for path in (run / file, to / "model.safetensors"):
+        assert note_in(path)["charge"] == charge
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +164,9 @@ def test_a_fixed_seed_is_no_secret_but_not_exported_either(resized_run, tmp_path
     to = tanager.export(resized_run, tmp_path / "model")
     for path in to.iterdir():
         assert b"987654321" not in path.read_bytes()
+    charge = json.loads((resized_run / "config.json").read_text())["charge"]
+    for path in (*to.iterdir(), *resized_run.glob("*.safetensors")):
+        assert charge.encode() not in path.read_bytes()  # it could tell the seed
     card = (to / "README.md").read_text()
     assert "## NOT PRIVATE" in card
     assert "differentially private under" not in card

@@ -7,11 +7,12 @@ files, and incomplete ones, are refused by name.
 
 import collections
 import contextlib
+import json
 import os
 import shlex
 import zipfile
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -85,6 +86,18 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     if start[8:9] != b"{":
         _refuse_other(path, start)
     return _read_safetensors(path)
+
+
+def note_in(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what tanager noted in a safetensors file of a run; nothing in others.
+
+    Raises:
+        ValueError: it is not such a file.
+    """
+    from safetensors import safe_open
+
+    with _reading(Path(path), "cannot be read"), safe_open(path, "numpy") as file:
+        return {**json.loads((file.metadata() or {}).get("tanager", "{}"))}
 
 
 def _refuse(path: Path, rule: str, remedy: str) -> NoReturn:

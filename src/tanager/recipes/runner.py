@@ -12,7 +12,6 @@ from tanager import _processor, data
 from tanager import _validate as validate
 from tanager._cache import expanded
 from tanager._files import as_json
-from tanager._record import Maybe, read_record
 from tanager.adaptive import AdaptiveClipping
 from tanager.data.datasets import labels_of
 from tanager.data.streamed import UnreadableImages
@@ -21,7 +20,7 @@ from tanager.parallel import hosts
 from tanager.privacy.account import Account
 from tanager.privacy.mechanism import LARGE_EPSILON
 from tanager.privacy.shown import format_epsilon
-from tanager.recipes import automatic, heads, tasks
+from tanager.recipes import automatic, heads, own_weights, tasks
 from tanager.recipes.budget import Budget, solve_budget
 from tanager.recipes.fields import LAYOUT_FIELDS
 from tanager.recipes.optimizers import optimizer
@@ -44,10 +43,6 @@ from tanager.training.run_folder import (
 
 _RUNS = "runs"
 """Where runs are whose recipe names no folder."""
-_OWN_WEIGHTS = (
-    "of a run on the same data, so the model spent all that the account says, and not "
-    "only the ε of its last run"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,7 +279,7 @@ def run(
         secret = hosts.chief_first(lambda: folder.seed(recipe.seed, make=make))
         task = tasks.make(recipe, dataset, secret, Path(out), progress)
         if task.origin is not None:
-            task.origin["changes"] += own_weights(recipe, account)
+            task.origin["changes"] += own_weights.told(recipe.weights, account)
         if prepared.budget.class_counts is not None:
             task = _balanced(task, dataset)
         result = train(
@@ -371,29 +366,6 @@ def _description(prepared: Prepared, links: Mapping[str, Any] | None) -> dict[st
         "automatic": dict(prepared.reasons),
         **(links or {}),
     }
-
-
-def own_weights(recipe: Recipe, account: Account | None) -> list[str]:
-    """Warn of weights of a run on the same data; return what the model card says."""
-    if not _are_of_these_data(recipe, account):
-        return []
-    if hosts.is_chief():
-        text = f"weights (={recipe.weights!r}) are {_OWN_WEIGHTS}: "
-        text += "start from weights of other data"
-        warnings.warn(text, stacklevel=3)
-    return [_OWN_WEIGHTS]
-
-
-def _are_of_these_data(recipe: Recipe, account: Account | None) -> bool:
-    """Return whether weights are of a run that was charged to the account, too."""
-    path = expanded(str(recipe.weights))
-    file = (path if path.is_dir() else path.parent) / "config.json"
-    if account is None or not file.is_file():
-        return False
-    with contextlib.suppress(ValueError):  # It may be of another program.
-        charge = read_record(file, {"charge": Maybe(str)})["charge"]
-        return charge in account.read().charges
-    return False
 
 
 def _balanced(task: tasks.Task, dataset: data.Dataset) -> tasks.Task:

@@ -39,7 +39,7 @@ from tanager.privacy.mechanism import LARGE_EPSILON, Adjacency
 from tanager.privacy.plan import default_delta
 from tanager.privacy.selection import PrivateSearch, Selection
 from tanager.privacy.shown import format_epsilon
-from tanager.recipes import runner
+from tanager.recipes import own_weights, runner
 from tanager.recipes.accounts import account_of
 from tanager.recipes.recipe import Recipe
 from tanager.report import run_page
@@ -50,6 +50,7 @@ from tanager.search.space import BUDGET, Space
 from tanager.seed import Seed
 from tanager.training import charging
 from tanager.training.fingerprint import versions
+from tanager.training.result import note
 from tanager.training.run_folder import RunFolder, seed_of
 
 
@@ -234,7 +235,7 @@ def _search(
     runs.mkdir(exist_ok=True)
     run_folder.seed_is_used()
     held_out = settings.recipe.validation_examples
-    notes = runner.own_weights(settings.recipe, account)
+    notes = own_weights.told(settings.recipe.weights, account)
     runs_made = []
     for number in range(settings.search.selection.draw(seed)):
         random = seed.generator("choices", number)
@@ -361,14 +362,14 @@ def _release(
     }
     if total is not None:
         result["account"] = total
-    names = ("epsilon", "delta", "adjacency", "unit", "accountant", "private", "steps")
-    metadata = {"tanager": json.dumps({name: result[name] for name in names})}
+    charge = charging.id_of(folder.path, folder.seed(None))
+    metadata = {"tanager": json.dumps(note(result, {"charge": charge}))}
     for name in ("model.safetensors", "model-ema.safetensors"):
         save_file(read_tensors(best / name), folder.path / name, metadata)
     of_run = read_record(best / "config.json", {"recipe": Each(object)})
     config = {name: of_run[name] for name in _SETTINGS}
     config["recipe"]["out"] = None
-    config["charge"] = charging.id_of(folder.path, folder.seed(None))
+    config["charge"] = charge
     if notes:
         config["weights"]["changes"] += notes
     write_json(folder.config, config)

@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from safetensors import safe_open
-
 from tanager import _validate as validate
 from tanager import models
 from tanager._cache import expanded
@@ -22,7 +20,7 @@ from tanager.models.dino import DINO
 from tanager.models.exported import RUN_WEIGHTS, template_of
 from tanager.models.pretrained import table_of
 from tanager.models.published import timm_architecture
-from tanager.models.tensors import read_tensors
+from tanager.models.tensors import note_in, read_tensors
 from tanager.models.vit import VisionTransformer
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism
@@ -31,7 +29,7 @@ from tanager.report.card import model_card
 from tanager.report.guarantee import unit
 from tanager.report.run_files import read_config, read_result
 from tanager.training import onnx
-from tanager.training.result import PERSON_SIZES, cost
+from tanager.training.result import PERSON_SIZES, cost, note
 from tanager.training.run_folder import is_exported
 
 
@@ -125,7 +123,7 @@ def export(
     result = read_result(run)
     source = run / RUN_WEIGHTS[weights]
     _require_agreement(run, config, result)
-    _require_claim(run, result, source)
+    _require_claim(run, config, result, source)
     model = _model(config, source, format)
     described = _description(config, result, weights, format)
     if format == "timm":
@@ -140,7 +138,10 @@ def export(
             name = config["architecture"]["name"]
             onnx.write(model, shape, folder / "model.onnx", name)
         else:
-            models.save_weights(model, folder / "model.safetensors", format=format)
+            said = {"tanager": json.dumps(note(result, config))}
+            said = said if format == "tanager" else None
+            file = folder / "model.safetensors"
+            models.save_weights(model, file, format=format, metadata=said)
         write_text(folder / "config.json", json_text(described, indent=2) + "\n")
         write_text(folder / "README.md", card)
     return to
@@ -189,13 +190,16 @@ def _require_agreement(
                 _compare(run, file, computed, found)
 
 
-def _require_claim(run: Path, result: Mapping[str, Any], model: Path) -> None:
+def _require_claim(
+    run: Path, config: Mapping[str, Any], result: Mapping[str, Any], model: Path
+) -> None:
     """Refuse weights in whose file another guarantee is claimed than in result.json."""
     with reading(model, "holds no tensors", _REPEAT):
-        with safe_open(model, "numpy") as file:
-            claimed = (file.metadata() or {}).get("tanager", "{}")
-        claims = as_json({**json.loads(claimed)})
+        claims = as_json(note_in(model))
+    charge = claims.pop("charge", None)
     _compare(run, model.name, claims, result)
+    if charge is not None:
+        _compare(run, model.name, {"charge": charge}, config)
 
 
 def _cost(run: Path, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,6 +262,7 @@ def _description(
         "guarantee": {name: result.get(name) for name in _GUARANTEE},
     }
     ours["guarantee"]["unit"] = unit(result)
+    ours["guarantee"]["charge"] = note(result, config).get("charge")
     if format == "onnx":
         shape = config["architecture"]["image_shape"]
         ours["input"] = {"name": onnx.INPUT, "dtype": "float32", "shape": ["n", *shape]}

@@ -33,6 +33,7 @@ from tanager.training.targets import TARGETS
 
 PERSON_SIZES = (2, 5, 10)
 """Images of a person whose ε a run per image states."""
+_NOTED = ("epsilon", "delta", "adjacency", "unit", "accountant", "private", "steps")
 _MOST_DRAWN = 1 << 20  # logits, of which intervals are drawn in seconds
 _MOST_CLASSES = 200  # of a confusion matrix on record
 
@@ -98,7 +99,7 @@ def hand_over(
         if total is not None:
             summary["account"] = total
         if folder is not None:
-            _write(folder, summary, *models)
+            _write(folder, summary, config, *models)
         return summary
 
     summary = hosts.from_chief(write)
@@ -187,12 +188,26 @@ def _times(
     return today
 
 
+def note(result: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what weights say of themselves: what was spent, and the id of its charge.
+
+    The id is left out if a person gave the seed, which it could reveal.
+    """
+    said = {name: result.get(name) for name in _NOTED}
+    if config.get("private", result.get("private")):
+        said["charge"] = config.get("charge")
+    return said
+
+
 def _write(
-    folder: RunFolder, summary: Mapping[str, Any], params: PyTree, average: PyTree
+    folder: RunFolder,
+    summary: Mapping[str, Any],
+    config: Mapping[str, Any],
+    params: PyTree,
+    average: PyTree,
 ) -> None:
-    names = ("epsilon", "delta", "adjacency", "unit", "accountant", "private", "steps")
     # One string: safetensors keeps several in no fixed order.
-    metadata = {"tanager": json.dumps({name: summary[name] for name in names})}
+    metadata = {"tanager": json.dumps(note(summary, config))}
     for model, name in ((params, "model"), (average, "model-ema")):
         tensors = eqx.filter(model, is_key, inverse=True)
         weights.save(tensors, folder.path / f"{name}.safetensors", metadata)
