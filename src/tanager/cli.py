@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import logging
 import os
 import re
 import sys
@@ -108,6 +109,8 @@ def process() -> NoReturn:
     """Be the `tanager` command: run `main`, and end this process with its status."""
     # The command moves data to devices in many places, all of them intended.
     os.environ["JAX_TRANSFER_GUARD"] = "allow"
+    # Without a home that can be written, it warns of its own cache at every figure.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     status = main()
     jax = sys.modules.get("jax")
     if status == 130 and jax is not None and not jax.distributed.is_initialized():

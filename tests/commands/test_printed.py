@@ -2,12 +2,15 @@
 
 import io
 import json
+import logging
+import os
 import re
 import sys
 
 import numpy as np
 import pytest
 
+from tanager import cli
 from tanager._terminal import escape_unprintable
 from tanager.commands import plan
 from tanager.commands.evaluation_tables import print_classes
@@ -54,3 +57,14 @@ def test_no_class_is_cut_on_a_narrow_terminal(capsys, narrow):
 def test_a_name_in_brackets_is_no_markup(capsys):
     print_table(new_table("run", rows=[("runs/[bold]1",)]))
     assert "runs/[bold]1" in capsys.readouterr().out
+
+
+def test_a_home_that_cannot_be_written_is_no_warning_of_figures(monkeypatch, caplog):
+    """Matplotlib warned on standard error, even with --quiet."""
+    log = logging.getLogger("matplotlib")
+    monkeypatch.setattr(log, "level", log.level)
+    monkeypatch.setitem(os.environ, "JAX_TRANSFER_GUARD", "allow")
+    monkeypatch.setattr(cli, "main", lambda: log.warning("no folder for a cache"))
+    with pytest.raises(SystemExit):
+        cli.process()
+    assert not caplog.records
