@@ -287,6 +287,13 @@ def test_a_path_with_the_signs_of_a_markup_is_a_path(tmp_path, capsys):
     assert "[/b]x/replay.json" in capsys.readouterr().out.replace("\n", "")
 
 
+def test_findings_of_a_replay_are_for_their_owner_alone(tmp_path, capsys):
+    """They are of sums without noise."""
+    audit._replayed({"checks": [], "passed": True}, tmp_path, as_json=False)
+    assert (tmp_path / "replay.json").stat().st_mode & 0o077 == 0
+    assert "do not publish them if the data are private" in capsys.readouterr().out
+
+
 def test_membership_resizes_mixed_images_as_training_does(tmp_path, monkeypatch):
     draw = np.random.default_rng(0)
     for number in range(20):

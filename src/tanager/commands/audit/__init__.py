@@ -101,7 +101,7 @@ def _print(content: dict[str, Any], page: Path, charged: str) -> None:
 
 
 def _replayed(content: dict[str, Any], out: Path, as_json: bool) -> int:
-    write_json(out / "replay.json", content)
+    write_json(out / "replay.json", content, mode=0o600)
     failed = int(not content["passed"])
     if as_json:
         return print_json(content) or failed
@@ -112,6 +112,10 @@ def _replayed(content: dict[str, Any], out: Path, as_json: bool) -> int:
         table.add_row(finding["check"], verdict, finding["detail"])
     console = new_console()
     console.print(table)
+    console.print(
+        "these findings, in replay.json too, have no noise and no ε covers them: do "
+        "not publish them if the data are private"
+    )
     where = f"report: {clean(out / 'replay.json')}"
     console.print(where, soft_wrap=True, markup=False)
     return failed
