@@ -51,7 +51,7 @@ def test_an_example_moves_both_by_at_most_the_sensitivity(strategy):
 
     @jax.jit
     def sums(data, mask, norm):
-        return clip(w, data, mask, norm)[1]
+        return clip(w, data, mask, norm)[1].sum
 
     for norm in (1e-3, 0.1, 1.0, 7.3, 100.0):
         every = np.ones(N, bool)
@@ -112,14 +112,14 @@ def test_padding_and_rows_that_are_not_finite_count_nothing():
     data = data.astype(np.float32) / np.sqrt(D)
     four = np.array([True, True, True, True, False])
     for mask, expected in ((four, -0.5), (None, -0.5), (~four, 0)):
-        _, (_, count) = clip(jnp.zeros(D), data, mask, 1.0)
-        assert float(count) == expected * clip.weight
+        _, sums = clip(jnp.zeros(D), data, mask, 1.0)
+        assert float(sums.sum[1]) == expected * clip.weight
 
 
 def test_gradients_are_clipped_to_the_norm_of_the_call():
     grad_fn, clip = clip_of()
     w = jnp.zeros(D)
-    _, (found, _) = clip(w, DATA, None, 0.2)
+    found = clip(w, DATA, None, 0.2)[1].sum[0]
     np.testing.assert_array_equal(found, grad_fn(w, DATA, clip_norm=0.2).sum)
     assert distance(found, grad_fn(w, DATA).sum) > 1
 
@@ -148,7 +148,7 @@ def test_the_norm_follows_where_transfers_are_refused():
     _, clip = clip_of()
     w, data = jnp.zeros(D), jnp.asarray(DATA)
     with jax.transfer_guard("disallow"):
-        _, (_, count) = clip(w, data, None, clip.first)
+        count = clip(w, data, None, clip.first)[1].sum[1]
         clip(w, data, None, clip.next(clip.first, count))
 
 
@@ -246,6 +246,19 @@ def test_a_loop_of_ones_own(tmp_path):
     expected = followed(seed=3, optimizer=optax.sgd(0.1), physical_batch_size=8)
     np.testing.assert_allclose(norm, expected[1][-1], rtol=1e-5)
     np.testing.assert_allclose(params, expected[0].params, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("bug", ["other sensitivity", "scaled"])
+def test_a_sum_that_the_noise_is_not_for_is_refused(bug):
+    grad_fn, clip = clip_of()
+    own = grad_fn.sensitivity if bug == "other sensitivity" else clip.sensitivity
+    shapes, seed = clip.released(jnp.zeros(D)), tanager.Seed.from_int(0)
+    noise = tanager.GaussianNoise(MECHANISM, own, seed, shapes)
+    _, sums = clip(jnp.zeros(D), DATA, None, 1.0)
+    if bug == "scaled":
+        sums = jax.tree.map(lambda leaf: 2 * leaf, sums)
+    with pytest.raises(ValueError, match="a larger norm than the noise is for"):
+        noise(noise.grid.add(noise.zeros(), sums), 0)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from jaxtyping import Array, ArrayLike, PyTree
 
 from tanager import _validate as validate
 from tanager.clipping.analysis import batches
+from tanager.clipping.gradient import ClippedGradient
 from tanager.clipping.transform import ClippedGrad, split
 from tanager.privacy.mechanism import Mechanism
 
@@ -142,19 +143,21 @@ class AdaptiveClip:
         clip_norm: ArrayLike,
         *,
         keys: Array | None = None,
-    ) -> tuple[Any, tuple[PyTree, Array]]:
+    ) -> tuple[Any, ClippedGradient]:
         """Clip the gradients of a physical batch, and count those that are short.
 
         `clip_norm` is C of the step; all else is as a `ClippedGrad` takes it.
 
         Returns:
-            What `grad_fn` returns, and what is added up: the sum, and w·Σ(b − ½).
-            Padding, and examples without a finite norm, count nothing. Both private.
+            What `grad_fn` returns, and what is added up: the same with a pair in place
+            of `sum`, the sum and w·Σ(b − ½). Padding, and examples without a finite
+            norm, count nothing. Both private.
         """
         mask = batches.mask_of(mask, batches.rows_of(batch))
         out = self.grad_fn(params, batch, mask, keys=keys, clip_norm=clip_norm)
         own = out[0] if self.grad_fn.has_aux else out
-        return out, (own.sum, self._count(own.norms, mask, clip_norm))
+        pair = own.sum, self._count(own.norms, mask, clip_norm)
+        return out, own._replace(sum=pair).marked(self.sensitivity)
 
     @jax.transfer_guard("allow")
     def _count(self, norms: Array, mask: Array, clip_norm: ArrayLike) -> Array:

@@ -19,9 +19,9 @@ _MARK = np.array([-7654.321, 0.4142135, 1.5e-20], np.float32)
 CHANGED = (
     "total must be a sum as noise.grid or clipped_grad gave it, but it was scaled or "
     "added to since, or clipped to a larger norm than the noise is for: give the noise "
-    "grad_fn.sensitivity (or sensitivity_at, of the largest norm of a call), put "
-    "gaussian_noise first in optax.chain, add physical batches by noise.grid.add, and "
-    "scale what comes out"
+    "grad_fn.sensitivity (or sensitivity_at, of the largest norm of a call; that of an "
+    "AdaptiveClip is its own), put gaussian_noise first in optax.chain, add physical "
+    "batches by noise.grid.add, and scale what comes out"
 )
 
 _UNMARKED = (
@@ -55,6 +55,7 @@ class ClippedGradient(_Fields):
 
     mark: Any = None
 
+    @jax.transfer_guard("allow")
     def marked(self, sensitivity: ArrayLike) -> Self:
         """Return the same as what clipping gave; copies by other ways have no mark."""
         own = lax.stop_gradient(jnp.asarray(sensitivity, jnp.float32))

@@ -328,7 +328,8 @@ class Step:
             sums = out.sum
         else:
             most = self.adaptive.first if clip_norm is None else clip_norm
-            out, sums = self.adaptive(*given, most)
+            out, pair = self.adaptive(*given, most)
+            sums = pair.sum
         counts = count(out.norms, out.losses, mask, most)
         rounded = self.layout.scatter(self._sums.round(sums))
         return Accumulator(
