@@ -244,7 +244,8 @@ def twice(noise, limb):
         (lambda noise: gaussian_noise(noise.grid), "noise (of type Grid) must"),
         (
             lambda noise: gaussian_noise(noise).init({"a": PARAMS["a"]}),
-            "params['b'] (='left out') must be (7,), as in the parameters of the noise",
+            "must be (7,), as in the parameters of the noise: make GaussianNoise of "
+            "the same pytree",
         ),
         (
             lambda noise: noise.grid.add(PARAMS, PARAMS),
@@ -252,7 +253,8 @@ def twice(noise, limb):
         ),
         (
             lambda noise: noise.grid.add(noise.zeros(), {"a": PARAMS["a"]}),
-            "give what clipped_grad returned",
+            "give what clipped_grad returned (with has_aux, the first of two), and "
+            "make GaussianNoise of the same pytree",
         ),
         (
             lambda noise: optimizer_of(noise).update(

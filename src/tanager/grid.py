@@ -29,6 +29,10 @@ from tanager.compiling import jit
 _FINENESS = 2.0**-12
 """The most that rounding to the grid moves the sum of a physical batch, as a part of
 the sensitivity."""
+SAME_PYTREE = (
+    "make GaussianNoise of the same pytree (an NNX module and its state are two), with "
+    "None in place of what is not trained"
+)
 _HALF, _BITS = 2**15, 16
 _LARGEST = 2.0**46
 
@@ -119,8 +123,8 @@ class Grid:
         self.require(total)
         if not _alike(sums, total.high):
             rule = "must be arrays like those of the total"
-            remedy = "give what clipped_grad returned; with has_aux, the first of two"
-            validate.refuse_type("sums", sums, rule, remedy)
+            remedy = "give what clipped_grad returned (with has_aux, the first of two)"
+            validate.refuse_type("sums", sums, rule, f"{remedy}, and {SAME_PYTREE}")
         return _adding(self)(total, sums, mark)
 
     def require(self, total: Whole) -> None:

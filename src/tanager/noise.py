@@ -36,7 +36,7 @@ from tanager import _validate as validate
 from tanager.clipping.gradient import CHANGED
 from tanager.clipping.transform import split
 from tanager.gaussian import LARGEST_SCALE, rounded_normals, scale_of
-from tanager.grid import Grid, Whole, checksum, halves
+from tanager.grid import SAME_PYTREE, Grid, Whole, checksum, halves
 from tanager.privacy.ledger import Ledger
 from tanager.privacy.mechanism import Mechanism, require_step
 from tanager.seed import Seed
@@ -130,9 +130,7 @@ class GaussianNoise:
             if given.get(name) != like.get(name):
                 shape, wanted = (each.get(name, "left out") for each in (given, like))
                 rule = f"must be {wanted}, as in the parameters of the noise"
-                remedy = "make GaussianNoise of the parameters that are trained"
-                more = "with None in place of the others"
-                validate.refuse(f"params{name}", shape, rule, f"{remedy}, {more}")
+                validate.refuse(f"params{name}", shape, rule, SAME_PYTREE)
 
     def _require_sum(self, total: Whole) -> None:
         if not isinstance(total, Whole):
