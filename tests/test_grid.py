@@ -5,6 +5,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from tanager.grid import Grid, Whole, checksum, halves
@@ -81,6 +82,12 @@ def test_the_order_and_the_grouping_of_sums_do_not_matter():
     for total in (forward, backward, together, jax.jit(GRID.plus)(*halved)):
         assert same(total, forward)
         assert same(whole(total), expected)
+
+
+def test_a_sum_is_what_optax_takes():
+    total = GRID.zeros(PARAMS)
+    updates, _ = optax.identity().update(total, ())  # pyrefly looks at this line
+    assert updates is total
 
 
 def test_planted_sums_in_float32_depend_on_their_order():

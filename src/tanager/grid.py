@@ -42,7 +42,7 @@ class Whole(NamedTuple):
 
     high: PyTree
     low: PyTree
-    grid: "Grid | None" = None
+    grid: PyTree = None  # a `Grid` or None: as a pytree, for the types of Optax
 
 
 @jax.tree_util.register_static
