@@ -231,7 +231,8 @@ def check_loss(
             raise ValueError(
                 f"loss (failing with {type(error).__name__}) takes a batch, but must "
                 "take one example, without a batch axis: call the model on x[None], "
-                "and take the loss of row [0] of what it returns"
+                "and take the loss of row [0] of what it returns (a loss that compares "
+                "or mixes examples, or counts over them, does not fit)"
             ) from error
         raise
     _check_result(value, has_aux)
