@@ -53,6 +53,7 @@ def test_what_was_released_besides_is_said():
     total = {"epsilon": 7.0001, "delta": 1e-5, "adjacency": "zero-out"}
     spent = all_of(account=total | {"accountant": "rdp"})
     assert "had spent ε = 7.001 at δ = 1e-05 together (zero-out, RDP)." in spent
+    assert "Runs that were charged later are not in it." in spent
     assert "ε was computed with RDP by" in all_of(accountant="rdp")
 
 

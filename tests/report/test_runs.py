@@ -43,6 +43,7 @@ def test_runs_are_listed_with_what_they_reached(folder, capsys):
             assert row[name] == result[name]
     assert main(["runs", str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert " ε alone " in lines[0]
     assert len(lines) == 3 and "NOT PRIVATE" in lines[1]  # a fixed seed
     assert runs.find_runs(folder / "one") == [folder / "one"]
 
@@ -140,6 +141,7 @@ def test_a_comparison_shows_what_differs_and_only_that(folder, tmp_path, capsys)
     names = re.findall(r"<th scope=row>(\w+)</th>", differing[0])
     assert names == ["steps"]
     assert "<td>1</td><td>2</td>" in differing[0]
+    assert "ε alone" in text and "what was spent is the ε of all of them" in text
     assert text.count("<svg") == 1 and "http" not in text.replace("http-equiv", "")
 
 

@@ -59,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
         return print_json({"runs": rows})
     labels = ["test AUROC"] * any(row["test_auroc_ema"] is not None for row in rows)
     last = ("state", "began", "recipe")
-    first = ("run", "ε", "δ", "for each", "test accuracy", "average")
+    first = ("run", "ε alone", "δ", "for each", "test accuracy", "average")
     table = new_table(*first, *labels, *last, texts=("for each", *last))
     for row in rows:
         epsilon = "—" if row["epsilon"] is None else format_epsilon(row["epsilon"])

@@ -168,7 +168,7 @@ def together(result: _Fields) -> str:
         "When it ended, all runs on these data that were charged to their account, "
         f"this one included, had spent ε = {format_epsilon(total['epsilon'])} at "
         f"δ = {format_delta(total['delta'])} together ({total['adjacency']}, "
-        f"{total['accountant'].upper()})."
+        f"{total['accountant'].upper()}). Runs that were charged later are not in it."
     )
 
 
@@ -191,7 +191,8 @@ def assumptions(result: _Fields) -> list[str]:
     unprotected = "Nothing here protects the test images."
     choices = (
         "Other tries on the private data are not counted. If hyper-parameters were "
-        "chosen with that data, more was spent than this ε."
+        "chosen with that data, or this run is the best of several on it, more was "
+        "spent than this ε."
     )
     if search := result.get("search"):
         unprotected = (

@@ -20,7 +20,7 @@ from tanager.report.run_files import read_config, read_metrics, read_result
 
 RESULTS = {
     "state": "state",
-    "epsilon": "ε",
+    "epsilon": "ε alone",
     "delta": "δ",
     "unit": "unit of privacy",
     "test_accuracy": "test accuracy",
