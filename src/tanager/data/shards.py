@@ -1,5 +1,6 @@
 """Find the files of a split by their names: one, or several parts of one set."""
 
+import os
 import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -26,17 +27,17 @@ def find_shards(folder: Path, split: str, ending: str) -> list[Path]:
     files are refused.
     """
     wanted = f"{split}.{ending}"
-    files = []
-    for file in sorted(folder.glob(f"*.{ending}")):
-        name = _NUMBERS.sub("", file.name).lower()
+    # No path for each name, and none is sorted: the folder may hold a million images.
+    files, below = [], []
+    for found in os.listdir(folder):
+        name = _NUMBERS.sub("", found).lower() if found.endswith(ending) else ""
         if name == wanted or name.endswith(f"-{wanted}"):
-            files.append(file)
+            files.append(folder / found)
+        elif found.lower() == split and (folder / found).is_dir():
+            below.append(folder / found)
     if files:
-        return _one_set(folder, split, files, _set_of)
-    for below in sorted(folder.iterdir()):
-        if below.name.lower() == split and below.is_dir():
-            return all_shards(below, ending)
-    return []
+        return _one_set(folder, split, sorted(files), _set_of)
+    return all_shards(min(below), ending) if below else []
 
 
 def all_shards(folder: Path, ending: str) -> list[Path]:
