@@ -276,6 +276,18 @@ def test_a_run_spends_what_it_says_and_its_export_predicts(
     assert measured == pytest.approx(result["test_accuracy_ema"])
 
 
+def test_the_time_before_the_first_image_is_not_expected_for_each(monkeypatch, capsys):
+    now = iter([0.0, 66.0, 76.0])
+    monkeypatch.setattr(tasks, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    with tasks.progress_bar("reading images", True) as report:
+        report(256, 60000)
+        report(33536, 60000)
+    assert capsys.readouterr().err.splitlines() == [
+        "reading images: 256 of 60000",
+        "reading images: 33536 of 60000; about 8 seconds left",
+    ]
+
+
 def test_a_pipe_gets_lines_ten_seconds_apart(monkeypatch, capsys):
     now = iter([0.0, 4.0, 11.0, 15.0, 22.0])
     monkeypatch.setattr(tasks, "time", SimpleNamespace(monotonic=lambda: next(now)))

@@ -377,18 +377,23 @@ def progress_bar(title: str, shown: bool) -> Iterator[Callable[[int, int], None]
     """Show a bar, in a pipe a line now and then; call it with (done, all)."""
     screen = new_console(stderr=True)
     hidden = not (shown and screen.is_terminal)
-    began = said = time.monotonic()
+    said, first = time.monotonic(), None
     columns = (*Progress.get_default_columns(), TextColumn("{task.fields[rate]}"))
     with Progress(*columns, console=screen, transient=True, disable=hidden) as bar:
         task = bar.add_task(title, total=None, rate="")
 
         def report(done: int, total: int) -> None:
-            nonlocal said
+            nonlocal said, first
             now = time.monotonic()
-            due = now - said >= max(10.0, (now - began) / 20)
+            # The time before the first call went on finding files, or compiling.
+            since, before = first = first or (now, done)
+            due = now - said >= max(10.0, (now - since) / 20)
             if shown and hidden and done and due:
-                left = duration((total - done) * (now - began) / done)
-                screen.print(f"{title}: {done} of {total}; about {left} left")
+                text = f"{title}: {done} of {total}"
+                if done > before:
+                    left = duration((total - done) * (now - since) / (done - before))
+                    text += f"; about {left} left"
+                screen.print(text)
                 said = now
             rate = f"{done} of {total}, {bar.tasks[0].speed or 0:.0f} images/s"
             bar.update(task, completed=done, total=total, rate=rate)
