@@ -17,6 +17,7 @@ def npy(name, array, **options):
     ("spoil", "message"),
     [
         (npy("images", IMAGES[0, 0]), "has images as uint8[8, 3]: they must be"),
+        (npy("images", IMAGES[..., [0] * 5]), "8, 5]: they must be uint8[N, H, W] or"),
         (npy("images", IMAGES.astype(np.int16)), "has images as int16[10, 8, 8"),
         (npy("images", np.asfortranarray(IMAGES)), "has images in Fortran order"),
         (

@@ -113,8 +113,10 @@ def _check(file: Path, header: _npy.Header) -> None:
     if len(shape) == 4 and shape[1] in (1, 3) and shape[3] not in (1, 3):
         remedy = "save numpy.moveaxis(images, 1, -1), made contiguous"
         refuse_file(file, f"{found}, channels first (NCHW)", remedy)
-    if header.dtype != np.uint8 or len(shape) not in (3, 4):
-        refuse_file(file, found, "they must be uint8[N, H, W, C] or uint8[N, H, W]")
+    read = len(shape) > 2 and shape[3:] in ((), (1,), (3,), (4,))
+    if header.dtype != np.uint8 or not read:
+        rule = "they must be uint8[N, H, W] or uint8[N, H, W, C], of 1, 3 or 4 channels"
+        refuse_file(file, found, rule)
     if header.by_columns:
         remedy = "save them with numpy.save(file, numpy.ascontiguousarray(images))"
         refuse_file(file, "has images in Fortran order", remedy)
