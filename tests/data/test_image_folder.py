@@ -222,6 +222,7 @@ def test_planted_split_by_rank_moves_others(tmp_path, monkeypatch):
     ("names", "message"),
     [
         (["cat/2.png", "dog/1.png"], "cat') is a class of too few images: their names"),
+        (["a/2.png", "b/1.png", "c/2.png"], "too few images, one of 2 such classes: "),
         (["cat/0.png", "dog/1.png"], "has too few images: their names send none of"),
     ],
 )

@@ -322,9 +322,10 @@ def _split(
         # Of a person's image, PERSON/IMAGE, the person's name decides.
         tested = {file for file in files if _held_out(file.partition("/")[0])}
         train[name], test[name] = sorted({*files} - tested), sorted(tested)
-        if not train[name]:
-            rule = f"is a class of too few {what}: their names send all of them to the "
-            refuse_file(path / name, f"{rule}test set", remedy)
+    if few := [name for name in classes if not train[name]]:
+        such = f", one of {len(few)} such classes" * (len(few) > 1)
+        rule = f"is a class of too few {what}{such}: their names send all of them to "
+        refuse_file(path / few[0], f"{rule}the test set", remedy)
     if not any(test.values()):
         rule = f"has too few {what}: their names send none of them to the test set"
         refuse_file(path, rule, remedy)
