@@ -156,6 +156,10 @@ SPLIT = ("image,label,split", "1.png,zoe,train")
         (pointer, "is a pointer of Git LFS: get the file: git lfs pull"),
         (two_columns, "its columns are ['x', 'y']; name that of labels with"),
         (ids, "has fewer than two images a class, if every label is a class"),
+        (
+            csv("image,label", "1.png,0.5", "2.png,1.5", "3.png,2.5"),
+            "labels.csv') has fewer than two images a class, if every label is a class",
+        ),
         (one_class, "has one class only: two classes or more are needed"),
     ],
 )

@@ -74,9 +74,11 @@ class FolderSource(EncodedImages):
 
     Attributes:
         class_names: names of the labels, where an image has any number of them.
+        table: the file that the labels are from, if not names of folders or files.
     """
 
     class_names: tuple[str, ...] = ()
+    table: Path | None = None
 
     def __init__(
         self, listing: Listing, shape: tuple[int, int, int], exact: bool = False
@@ -104,6 +106,11 @@ class FolderSource(EncodedImages):
     def place(self, index: int) -> tuple[Path, str]:
         """Return the file of an image."""
         return Path(self.listing.file(index)), ""
+
+    def label_place(self, index: int) -> tuple[Path, str]:
+        """Return the table of the labels, if there is one, else an image's file."""
+        file, place = self.place(index)
+        return (self.table, f"row of {file} ") if self.table else (file, place)
 
 
 def has_classes(path: Path, names: Sequence[str] = ()) -> bool:

@@ -111,7 +111,7 @@ def from_table(
             refuse_file(file, rule, remedy, "labels")
     sources = _sources(folder, order, values, owners, splits, record)
     for source in sources:
-        source.class_names = classes
+        source.class_names, source.table = classes, file
     return sources
 
 
