@@ -10,6 +10,7 @@ from scipy import stats
 from parts import step as make_step
 from tanager.data import ArraySource, gather
 from tanager.keys import derive_keys
+from tanager.parallel.layout import Layout
 from tanager.privacy.mechanism import Mechanism
 from tanager.seed import Seed
 from tanager.training.state import update_average
@@ -111,6 +112,15 @@ def test_the_update_is_equation_3(plain):
         np.testing.assert_allclose(
             flat(after(step, number).params), expected, rtol=1e-5, atol=1e-6
         )
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_sums_over_devices_stay_whole_numbers_of_32_bits(devices):
+    """Else, where JAX has 64 bits, noise refuses them, after the step was charged."""
+    layout, like = Layout(devices), {"w": jnp.zeros(3)}
+    each = {"w": jnp.ones((devices, 3), jnp.int32)}
+    with jax.enable_x64(True):
+        assert layout.reduce(each, like)["w"].dtype == jnp.int32
 
 
 class DividesByTheDrawnBatch(Step):

@@ -209,7 +209,9 @@ class Layout:
         """
 
         def meet(leaf: Array, like: Any) -> Array:
-            return leaf.sum(axis=0) if self._cut(np.shape(like)) is None else leaf
+            if self._cut(np.shape(like)) is not None:
+                return leaf
+            return leaf.sum(axis=0, dtype=leaf.dtype)
 
         return self.constrain(jax.tree.map(meet, tree, like))
 
