@@ -1,3 +1,4 @@
+import functools
 import hashlib
 import re
 
@@ -44,6 +45,21 @@ def test_derived_streams_are_all_different():
     ]
     streams.append(Seed.from_int(8).derive("sampling"))
     assert len(set(streams)) == len(streams)
+
+
+@pytest.mark.parametrize(
+    ("purpose", "position", "message"),
+    [
+        ("noise/3", (), "purpose (='noise/3') must have no /: its position comes"),
+        ("noise", (1.5,), "position (=1.5) must be a whole number"),
+        ("noise", (-1,), "position (=-1) must be at least 0"),
+    ],
+)
+def test_no_two_names_are_of_one_stream(purpose, position, message):
+    """ "noise/3" would be step 3 of "noise", and so would a step of 3.5."""
+    for draw in (FIXED.derive, FIXED.generator, functools.partial(FIXED.words, 4)):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            draw(purpose, *position)
 
 
 def test_words_differ_by_purpose_and_position_and_begin_anywhere():

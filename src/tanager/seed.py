@@ -53,8 +53,17 @@ class Seed:
     def derive(self, purpose: str, *position: int, size: int = 32) -> bytes:
         """Return up to 64 pseudo-random bytes for a purpose, such as ``"noise"``.
 
-        The position is of whole numbers, such as the step.
+        The position is of whole numbers from 0, such as the step. Any other name is of
+        other bytes.
+
+        Raises:
+            ValueError: the purpose has a slash, or a number is out of range.
         """
+        if "/" in purpose:
+            rule, remedy = "must have no /", "its position comes after it, as numbers"
+            validate.refuse("purpose", purpose, rule, remedy)
+        for number in position:
+            validate.whole(position=number, at_least=0)
         name = "/".join([purpose, *(str(int(number)) for number in position)])
         digest = hashlib.blake2b(
             name.encode(), digest_size=size, key=self.secret, person=b"tanager-derive"
