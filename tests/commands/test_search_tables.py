@@ -31,3 +31,12 @@ def test_the_best_row_can_be_typed_again(tmp_path, capsys):
     typed = "--noise-multiplier 1.3772512345 --steps 100 --batch-size 64"
     typed += f" --learning-rate {1 / 3}, ε = 2 at"
     assert f"best: {typed}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_no_delta_is_rounded_down_beside_its_epsilon(tmp_path, capsys):
+    told = {"accuracy": 0.7, "low": 0.6, "high": 0.8, "confidence": 0.9}
+    more = {"examples": 9, "epsilon": 1.0, "delta": 2.3449e-5, "prediction": told}
+    experiments._print([ROW | {"delta": 1.2349e-5}], tmp_path, "data", more)
+    printed = capsys.readouterr().out
+    assert "1.2349e-05" in printed
+    assert "at δ = 2.3449e-05" in " ".join(printed.split())

@@ -137,9 +137,10 @@ def test_a_frontier_says_whose_epsilon_it_draws(by, monkeypatch):
         Figure, "savefig", lambda figure, *a, **o: figures.append(figure)
     )
     point = Point(512, 0.5, 7.0, 1.0, True)
-    plan = dataclasses.replace(PLAN, accountant=by)
+    plan = dataclasses.replace(PLAN, accountant=by, delta=1.0000004e-5)
     plan_figures.plot_frontier(plan, [point], "frontier.png")
-    assert figures[0].axes[0].get_ylabel().endswith(f"by {by.upper()}")
+    label = figures[0].axes[0].get_ylabel()
+    assert label.endswith(f"= 1.00001e-05, by {by.upper()}")  # rounded up
 
 
 def test_axes_are_labelled(drawn):

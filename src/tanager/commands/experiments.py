@@ -357,7 +357,7 @@ def _print(
             f"{row['batch_size']}",
             f"{row['learning_rate']:g}",
             format_epsilon(row["epsilon"]),
-            f"{row['delta']:.3g}",
+            format_delta(row["delta"]),
             f"{row['simulated_batch_size']}",
             f"{100 * row['accuracy']:.2f} %{spread}" + (" ←" if row is best else ""),
             *([f"{100 * row['training_accuracy']:.2f} %"] if measured else []),
@@ -380,7 +380,8 @@ def _print(
         told = more["prediction"]
         console.print(
             f"with {more['examples']} examples: "
-            f"ε = {format_epsilon(more['epsilon'])} at δ = {more['delta']:.3g}, "
+            f"ε = {format_epsilon(more['epsilon'])} at "
+            f"δ = {format_delta(more['delta'])}, "
             "and a simulation is predicted to reach "
             f"{100 * told['accuracy']:.1f} %, between {100 * told['low']:.1f} and "
             f"{100 * told['high']:.1f} % in {100 * told['confidence']:g} of 100 tables"

@@ -206,7 +206,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
                 f"{row['epsilon']:g}",
                 format_epsilon(row["epsilon_rdp"]),
                 format_epsilon(row["epsilon_pld"]),
-                f"{row['delta']:g}",
+                format_delta(row["delta"]),
                 f"{row['examples']:,}",
                 f"{row['noise_multiplier']:g}",
                 str(row["batch_size"]),

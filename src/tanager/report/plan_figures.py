@@ -17,7 +17,7 @@ from tanager.privacy.accountant import Accountant
 from tanager.privacy.frontier import Point
 from tanager.privacy.mechanism import Adjacency, Mechanism
 from tanager.privacy.plan import Plan
-from tanager.privacy.shown import format_epsilon
+from tanager.privacy.shown import format_delta, format_epsilon
 from tanager.report.figures import drawing, number_axis
 
 
@@ -51,7 +51,8 @@ def plot(plan: Plan, path: str | pathlib.Path) -> None:
     mechanism = dataclasses.replace(plan.mechanism, adjacency=Adjacency.ZERO_OUT)
     about = (
         rf"$N$ = {plan.examples:,}, $B$ = {plan.batch_size:,}, $T$ = {plan.steps:,},"
-        rf" $\sigma$ = {plan.noise_multiplier:.6g}, $\delta$ = {plan.delta:g}"
+        rf" $\sigma$ = {plan.noise_multiplier:.6g},"
+        rf" $\delta$ = {format_delta(plan.delta)}"
     )
     if plan.adjacency is Adjacency.REPLACE_ONE:
         about += " (drawn for zero-out)"
@@ -88,7 +89,9 @@ def plot_frontier(
         axes.margins(0.15, 0.1)  # room for the last label
         axes.set_xlabel("examples used, in proportion to the plan's")
         by = plan.accountant.upper()
-        axes.set_ylabel(rf"$\varepsilon$ at $\delta$ = {plan.delta:g}, by {by}")
+        axes.set_ylabel(
+            rf"$\varepsilon$ at $\delta$ = {format_delta(plan.delta)}, by {by}"
+        )
         axes.set_title(rf"Compute for $\varepsilon$ at $T$ = {plan.steps:,}")
         axes.legend(loc="upper right")
 
@@ -134,7 +137,7 @@ def _draw_wall(axes: "Axes", mechanism: Mechanism, delta: float) -> None:
         )
     number_axis(axes.xaxis, axes.yaxis)
     axes.set_xlabel(r"noise multiplier $\sigma$")
-    axes.set_ylabel(rf"$\varepsilon$ at $\delta$ = {delta:g}, by RDP")
+    axes.set_ylabel(rf"$\varepsilon$ at $\delta$ = {format_delta(delta)}, by RDP")
     axes.set_title(rf"The budget at constant $\eta$ = {tan.eta(mechanism):.3g}")
     axes.legend(loc="upper right")
 
