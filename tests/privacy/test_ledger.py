@@ -327,6 +327,23 @@ def test_a_line_that_is_written_in_parts_is_whole(tmp_path, monkeypatch):
     assert Ledger.read(path).steps() == 11
 
 
+def test_threads_charge_one_after_the_other(tmp_path, monkeypatch):
+    """Programs on two devices ask for noise at once: each charge is on the disk."""
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (time.sleep(0.01), sync(file)))
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    threads = [
+        threading.Thread(target=ledger.charge, args=(MECHANISM, step, "a"))
+        for step in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ledger.close()
+    assert Ledger.read(tmp_path / "ledger.jsonl").steps() == 4
+
+
 def test_a_failed_write_leaves_the_ledger_as_it_was(tmp_path, monkeypatch):
     path = charged(tmp_path / "ledger.jsonl")
     with Ledger(path) as ledger:

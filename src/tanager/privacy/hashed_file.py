@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -53,6 +54,7 @@ class HashedFile:
         mode: int = 0o666,
     ):
         self._path, self._torn = path.absolute(), False
+        self._one = threading.Lock()  # that of the file does not keep threads apart
         try:
             with locking(path):
                 self._file = _locked(path, mode, wait=busy is None)
@@ -75,6 +77,10 @@ class HashedFile:
         Raises:
             ValueError: another file is at its path now, or none; or others wrote to it.
         """
+        with self._one:
+            self._append(entry)
+
+    def _append(self, entry: Mapping[str, Any]) -> None:
         if not _is_at(self._file, self._path):
             self._refuse("was replaced or deleted")
         last, length = self._end
