@@ -1,5 +1,6 @@
 """Noise in compiled programs: the numbers of the host, fresh, never twice."""
 
+import copy
 import dataclasses
 import re
 from typing import Any
@@ -176,10 +177,12 @@ def test_one_secret_hides_one_sum_a_step_whatever_object_asks():
     secret = tanager.Seed(bytes(range(32)))
     ledger = tanager.Ledger()
     first, second = noise_with(ledger, secret), noise_with(tanager.Ledger(), secret)
+    copied = copy.deepcopy(first)
     first(sums(first, 1.0), 0)
     equal(second(sums(second, 1.0), 0), first(sums(first, 1.0), 0))
     assert USED in refused(second, sums(second, 2.0), 0)
     assert USED in refused(first.with_seed(secret), sums(second, 2.0), 0)
+    assert USED in refused(copied, sums(second, 2.0), 0)
     scaled = tanager.GaussianNoise(MECHANISM, 0.4, secret, PARAMS)
     assert USED in refused(scaled, sums(scaled, 1.0), 0)
     louder = dataclasses.replace(MECHANISM, noise_multiplier=2.0)

@@ -46,7 +46,14 @@ _BLOCK = 2**17
 """How many numbers a thread draws at a time: what fits into a core's cache."""
 
 
-_USED: dict[str, dict[int, bytes]] = {}
+class _Used(dict[int, bytes]):
+    """What each step's noise has hidden; a deep copy is this, or would not know."""
+
+    def __deepcopy__(self, _: object) -> Self:
+        return self
+
+
+_USED: dict[str, _Used] = {}
 
 
 class GaussianNoise:
@@ -273,12 +280,13 @@ class GaussianNoise:
         return numbers
 
 
-def _used_by(seed: Seed) -> dict[int, bytes]:
+def _used_by(seed: Seed) -> _Used:
     """Return what each step's noise has hidden in this process, by whatever object.
 
     Seeds that are not secret hide nothing: each object has its own then.
     """
-    return _USED.setdefault(seed.fingerprint(b"used"), {}) if seed.private else {}
+    own = _Used()
+    return _USED.setdefault(seed.fingerprint(b"used"), own) if seed.private else own
 
 
 def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
