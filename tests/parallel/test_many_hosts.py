@@ -308,3 +308,16 @@ def test_the_watch_ends_a_host(monkeypatch, answers, message):
     with pytest.raises(Ended, match=re.escape(message)):
         hosts._watch_others(store)
     assert next(store.answers, None) is None  # no end before the last answer
+
+
+@pytest.mark.parametrize("kind", [ValueError, jax.errors.JaxRuntimeError])
+def test_a_collective_that_breaks_leaves_it_to_the_watch_to_name_the_host(
+    monkeypatch, kind
+):
+    def named(seconds):
+        assert seconds > hosts.SILENCE
+        raise Ended
+
+    monkeypatch.setattr(hosts.time, "sleep", named)
+    with pytest.raises(Ended):
+        hosts._fail(kind("UNKNOWN: Gloo AllGather failed: Connection reset by peer"))

@@ -13,6 +13,7 @@ service who is alive, and ends the process when a host is gone.
 import contextlib
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -36,6 +37,7 @@ _PATIENCE = 7 * 24 * 3600 * 1000  # milliseconds that hosts wait for the chief's
 _GOODBYE = 60  # seconds that hosts wait for each other at the end
 _BEAT = 1.0  # seconds between two looks at who is alive
 _FAILED = "tanager/failed"
+_STATUS = re.compile("[A-Z_]+: ")  # how an error of JAX's runtime begins
 _words = 0
 _leaving = threading.Event()
 _alone = threading.Event()
@@ -203,7 +205,8 @@ def _fail(error: BaseException) -> NoReturn:
     if os.environ.get("TANAGER_TRACEBACK"):
         traceback.print_exception(error)
     message = str(error) or type(error).__name__
-    of_jax = isinstance(error, jax.errors.JaxRuntimeError)
+    # Some parts of JAX raise its errors as a ValueError.
+    of_jax = isinstance(error, jax.errors.JaxRuntimeError) or _STATUS.match(message)
     if of_jax and "RESOURCE_EXHAUSTED" not in message:
         # A collective breaks where a host is gone: give the watch time to name it.
         time.sleep(SILENCE + 5 * _BEAT)
