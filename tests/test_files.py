@@ -71,6 +71,32 @@ def test_a_file_is_on_the_disk_before_it_takes_its_name(tmp_path, events):
     assert events == ["fsync file", "replace", "fsync folder"]
 
 
+def test_a_disk_that_refuses_modes_and_to_force_folders_keeps_files(
+    tmp_path, monkeypatch
+):
+    def refuse(handle, *mode):
+        if mode or stat.S_ISDIR(os.fstat(handle).st_mode):
+            number = errno.EPERM if mode else errno.EINVAL
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "chmod", refuse)
+    monkeypatch.setattr(os, "fsync", refuse)
+    write_json_once(tmp_path / "secret.json", {}, mode=0o600)
+    write_json(tmp_path / "a.json", {})
+    two_files(tmp_path / "folder")
+    assert (tmp_path / "secret.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_folder_is_masked_as_its_files_are(tmp_path):
+    before = os.umask(0o077)
+    try:
+        with new_folder(tmp_path / "a", "to", 0o755):
+            pass
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
+
+
 def test_a_folder_that_fails_leaves_nothing(tmp_path):
     with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "a", "to") as folder:
         (folder / "half").write_text("half")

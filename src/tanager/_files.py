@@ -78,12 +78,18 @@ def _neighbour(path: Path, content: bytes, mode: int) -> Iterator[Path]:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        mask = os.umask(0o077)  # Reading it requires setting it.
-        os.umask(mask)
-        os.chmod(name, mode & ~mask)
+        _let_others(name, mode)
         yield Path(name)
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def _let_others(path: str | os.PathLike[str], mode: int) -> None:
+    """Give a file or folder, so far only of its owner, a mode that is masked."""
+    mask = os.umask(0o077)  # Reading it requires setting it.
+    os.umask(mask)
+    with contextlib.suppress(PermissionError):  # It stays only of its owner.
+        os.chmod(path, mode & ~mask)
 
 
 def make_folder(path: Path, argument: str, mode: int = 0o777) -> None:
@@ -104,6 +110,7 @@ def new_folder(path: Path, argument: str, mode: int = 0o700) -> Iterator[Path]:
     """Give a folder to write files in, and rename it to `path` when it is whole.
 
     The files are on the disk before it takes its name. On an error it is deleted.
+    `mode` is masked by the process's umask.
 
     Raises:
         ValueError: the folder cannot be written; `argument` names it.
@@ -118,7 +125,7 @@ def new_folder(path: Path, argument: str, mode: int = 0o700) -> Iterator[Path]:
         for file in parts.iterdir():
             with open(file, "rb") as written:
                 os.fsync(written.fileno())
-        parts.chmod(mode)
+        _let_others(parts, mode)
         sync_folder(parts)
         os.replace(parts, path)
     except BaseException as error:
@@ -141,6 +148,9 @@ def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # as network disks say that cannot do this
+            raise
     finally:
         os.close(descriptor)
 
