@@ -59,7 +59,7 @@ def reading(
         raise
     except Exception as error:  # Libraries raise nearly anything.
         if isinstance(error, PermissionError):
-            remedy = "give yourself the right to read it"
+            remedy = "give yourself the right to read it, or ask its owner"
         why = f"{rule} ({reason(error)})"
         text = validate.message(argument, os.fspath(file), why, remedy)
         raise UnreadableFile(text) from error

@@ -251,6 +251,16 @@ def test_bad_numbers_are_refused(changes, message, monkeypatch):
     assert jax.config.values["jax_enable_preemption_service"]
 
 
+def test_a_port_that_is_taken_is_told(monkeypatch):
+    def taken(*of, **more):
+        raise RuntimeError("UNKNOWN: Failed to start RPC server")
+
+    monkeypatch.setattr(jax.distributed, "initialize", taken)
+    message = r"Failed to start RPC server\. Is the port of the coordinator taken"
+    with pytest.raises(OSError, match=message), hosts.together("here:1", 2, 0):
+        pass
+
+
 def test_a_coordinator_that_does_not_answer_is_named(tmp_path):
     lonely = Hosts(tmp_path, 2, started=[1], timeout=1)
     assert lonely.codes == [1]

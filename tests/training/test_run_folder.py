@@ -8,13 +8,14 @@ import shutil
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from small_runs import run
 
 import tanager
 from tanager.training import run_folder
-from tanager.training.run_folder import RunFolder
+from tanager.training.run_folder import RunFolder, seed_of
 
 
 def test_a_copy_is_refused_before_its_seed_is_used(tmp_path):
@@ -131,6 +132,23 @@ def test_a_private_folder_that_others_can_read_is_closed_to_them(tmp_path):
     (tmp_path / "private").mkdir()
     os.chmod(tmp_path / "private", 0o755)
     assert stat.S_IMODE(RunFolder(tmp_path).private.stat().st_mode) == 0o700
+
+
+def test_a_disk_that_keeps_no_permissions_is_warned_of(tmp_path, monkeypatch):
+    (tmp_path / "private").mkdir(mode=0o755)
+    monkeypatch.setattr(os, "chmod", lambda *of: None)
+    with pytest.warns(UserWarning, match=r"^out \(=.* disk that keeps no permissions"):
+        RunFolder(tmp_path)
+
+
+def test_a_seed_of_another_user_is_named(tmp_path, monkeypatch):
+    def forbid(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", forbid)
+    message = r"seed.json'\) cannot be read \(Permission denied\): .* ask its owner"
+    with pytest.raises(ValueError, match=message):
+        seed_of(tmp_path)
 
 
 def test_a_refused_folder_is_removed_only_if_nothing_is_lost(tmp_path):

@@ -146,7 +146,8 @@ def _join(
         validate.refuse(missing[0], None, "must be given here", remedy)
     except RuntimeError as error:
         raise OSError(
-            f"JAX cannot start its distributed service: {_first_line(error)}"
+            f"JAX cannot start its distributed service: {_first_line(error)}. Is the "
+            "port of the coordinator taken on host 0? Name a free one to all hosts"
         ) from error
     finally:
         late.cancel()
@@ -362,7 +363,7 @@ def require_same(what: str, fingerprint: str) -> None:
     everyone = _gathered(np.frombuffer(fingerprint.encode().ljust(64)[:64], np.uint8))
     odd = np.flatnonzero(np.any(everyone != everyone[0], axis=1))
     if odd.size:
-        remedy = "all hosts must read the same files with the same command"
+        remedy = "all hosts must read the same files with the same command and version"
         others = f"on host {', '.join(map(str, odd))}"
         validate.refuse(what, others, "differs from what host 0 has", remedy)
 

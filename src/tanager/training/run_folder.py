@@ -22,6 +22,7 @@ import json
 import os
 import shlex
 import shutil
+import warnings
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -221,8 +222,14 @@ class RunFolder:
             self.private.mkdir(mode=0o700, exist_ok=True)
             if self.private.stat().st_mode & 0o777 != 0o700:
                 os.chmod(self.private, 0o700)
+            shown = self.private.stat().st_mode & 0o077
         except OSError as error:
             self._refuse("cannot be written", str(error))
+        if shown:
+            rule = "is on a disk that keeps no permissions"
+            remedy = "others may read the seed in private/: name a folder elsewhere"
+            text = validate.message("out", str(self.path), rule, remedy)
+            warnings.warn(text, stacklevel=2)
 
     def _refuse_other_things(self) -> None:
         try:
@@ -365,10 +372,12 @@ def seed_of(folder: str | os.PathLike) -> Seed | None:
     """Return the secret of a run's folder; None if it has none. Nothing is made.
 
     Raises:
-        ValueError: its file is damaged.
+        ValueError: its file is damaged, or another user's.
     """
     path = Path(folder) / "private/seed.json"
-    return _read_seed(path)[0] if path.exists() else None
+    with reading(path):
+        there = path.exists()
+    return _read_seed(path)[0] if there else None
 
 
 def _read_seed(path: Path) -> tuple[Seed, bool, str | None]:
