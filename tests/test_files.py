@@ -71,20 +71,26 @@ def test_a_file_is_on_the_disk_before_it_takes_its_name(tmp_path, events):
     assert events == ["fsync file", "replace", "fsync folder"]
 
 
-def test_a_disk_that_refuses_modes_and_to_force_folders_keeps_files(
-    tmp_path, monkeypatch
-):
-    def refuse(handle, *mode):
-        if mode or stat.S_ISDIR(os.fstat(handle).st_mode):
-            number = errno.EPERM if mode else errno.EINVAL
-            raise OSError(number, os.strerror(number))
+def test_a_disk_that_refuses_modes_keeps_files_of_their_owner(tmp_path, monkeypatch):
+    def refuse(*of):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "chmod", refuse)
-    monkeypatch.setattr(os, "fsync", refuse)
     write_json_once(tmp_path / "secret.json", {}, mode=0o600)
     write_json(tmp_path / "a.json", {})
     two_files(tmp_path / "folder")
-    assert (tmp_path / "secret.json").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "a.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_disk_that_cannot_force_folders_is_named(tmp_path, monkeypatch):
+    def refuse(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    for write in (write_json, write_json_once):
+        with pytest.raises(ValueError, match=r"folder .* cannot force folders to it"):
+            write(tmp_path / f"{write.__name__}.json", {})
 
 
 def test_a_folder_is_masked_as_its_files_are(tmp_path):

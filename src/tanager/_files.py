@@ -144,13 +144,20 @@ def _is_of(error: OSError, folder: Path) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force a folder's entries, such as a new or renamed file, to the disk."""
+    """Force a folder's entries, such as a new or renamed file, to the disk.
+
+    Raises:
+        ValueError: the disk cannot do this.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # as network disks say that cannot do this
+        if error.errno != errno.EINVAL:
             raise
+        rule = f"is on a disk that cannot force folders to it ({error.strerror})"
+        remedy = "a crash could lose files: name a folder on another disk"
+        validate.refuse("folder", str(folder), rule, remedy)
     finally:
         os.close(descriptor)
 
