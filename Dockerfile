@@ -2,6 +2,7 @@
 #
 #     docker build --tag tanager .
 #     docker build --tag tanager-cuda --build-arg EXTRA=cuda .
+#     mkdir -p runs   # else Docker makes it, and only root can write there
 #     docker run --rm -v "$PWD/runs:/work/runs" tanager train digits --out runs/digits
 #     docker run --rm --gpus all -v "$PWD/runs:/work/runs" tanager-cuda train --out runs/demo
 #
