@@ -181,7 +181,7 @@ class Account:
         `words` say what it is; None for its kind.
 
         Raises:
-            ValueError: see `charge`.
+            ValueError: see `charge`; or the file cannot be written.
         """
         self._require(self.read(), charge, words)
         with self._reachable():
