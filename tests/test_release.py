@@ -94,11 +94,19 @@ def test_the_wheel_works_where_it_is_installed(wheel, tmp_path):
 
 
 def test_all_papers_tell_the_same_version():
-    cited = (ROOT / "CITATION.cff").read_text()
-    assert re.findall(r"^version: (.+)$", cited, flags=re.M) == [tanager.__version__]
+    """Between two releases, the next minor version is under way."""
+    released, _, _ = tanager.__version__.partition(".dev")
+    cited = re.findall(
+        r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), flags=re.M
+    )
     changes = (ROOT / "CHANGELOG.md").read_text()
-    version = re.escape(tanager.__version__)
-    assert re.search(rf"^## \[{version}\] - \d{{4}}-\d\d-\d\d$", changes, flags=re.M)
+    dated = re.findall(r"^## \[(.+)\] - \d{4}-\d\d-\d\d$", changes, flags=re.M)
+    assert cited == dated[:1]
+    if released == tanager.__version__:
+        assert dated[0] == released
+    else:
+        major, minor, _ = map(int, dated[0].split("."))
+        assert released == f"{major}.{minor + 1}.0" and "## [Unreleased]\n" in changes
 
 
 def test_the_environments_of_peers_are_pinned():

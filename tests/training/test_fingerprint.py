@@ -14,6 +14,7 @@ from small_runs import contents, examples, first_params, loss, run
 from tanager import data
 from tanager._files import write_json
 from tanager.privacy.mechanism import Mechanism
+from tanager.seed import Seed
 from tanager.training import fingerprint
 from tanager.training.problem import DPSGD, Problem
 from tanager.training.run_folder import RunFolder
@@ -193,3 +194,12 @@ def test_an_unreadable_example_under_another_index_is_not_asked_for_again():
 
     with pytest.raises(data.UnreadableExample, match="broken"):
         fingerprint.sample(Wrong())
+
+
+def test_a_run_that_another_version_began_names_it(tmp_path):
+    folder, seed = RunFolder(tmp_path / "run"), Seed.from_int(3)
+    config = {"sigma": 1.25, "unreadable": "error"}
+    versions = {"versions": {"tanager": "0.2.0"}}
+    fingerprint.check_fingerprint(folder, seed, config, {}, versions)
+    with pytest.raises(ValueError, match=r"that began it, with tanager 0\.2\.0, or"):
+        fingerprint.require_settings(folder, {"sigma": 1.3})

@@ -222,10 +222,15 @@ def require_settings(folder: RunFolder, known: Mapping[str, Any]) -> None:
 
 def _refuse_changes(folder: RunFolder, changes: Sequence[str]) -> None:
     if changes:
+        file, begun = folder.private / "fingerprint.json", __version__
+        if file.exists():
+            found = _recorded(file, _RECORD)["environment"]["versions"]
+            begun = found.get("tanager", begun)
+        by = "" if begun == __version__ else f", with tanager {begun}"
         raise ValueError(
             f"out (={str(folder.path)!r}) holds a run of another configuration: "
             + "; ".join(changes)
-            + ": repeat the command that began it, or give another --out"
+            + f": repeat the command that began it{by}, or give another --out"
         )
 
 
