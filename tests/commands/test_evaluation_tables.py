@@ -20,3 +20,4 @@ def test_a_dash_is_explained_where_there_is_one(capsys, several, lacking):
         print_classes("classes", measure(probabilities, labels, classes))
     printed = capsys.readouterr().out
     assert ("–" in printed) == ("\n–: not defined" in printed) == lacking
+    assert "several of a person make them too narrow" in printed

@@ -10,7 +10,11 @@ from tanager.commands.tables import new_table, print_table
 from tanager.report.guarantee import between
 
 
-NOTE = "ε does not cover these numbers: they depend on the labelled examples exactly."
+NOTE = (
+    "ε does not cover these numbers: they depend on the labelled examples exactly. The "
+    "intervals count each example as drawn independently: several of a person make "
+    "them too narrow."
+)
 _MOST_CLASSES = 20  # of a confusion matrix that fits on a screen
 
 
