@@ -414,8 +414,9 @@ def test_repeats_have_seeds_and_folders_of_their_own(tmp_path, capsys):
     assert found["epsilon_together"] > found["epsilon"]
     assert main(words.split()) == 0
     printed = capsys.readouterr().out
-    said = "NOT PRIVATE (see the reports): median ± standard deviation of 2 runs, "
-    assert f"{said}average of parameters: accuracy " in printed
+    said = "NOT PRIVATE (see the reports): median ± standard deviation of 2 runs: "
+    assert f"{said}accuracy " in printed
+    assert " % (test examples, average of parameters)" in printed
     assert found["private"] is False
     assert f"tensorboard --logdir {out}\n" in printed
     assert main([*words.split()[:-6], "--repeats", "0"]) == 2

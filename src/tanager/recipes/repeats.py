@@ -102,9 +102,8 @@ def sentence(found: dict[str, Any]) -> str:
         parts.append(f"{HEADLINES[name]} {100 * score['median']:.2f}{around} %")
     text = "" if found["private"] else "NOT PRIVATE (see the reports): "
     if len(found["runs"]) > 1:
-        text += f"median ± standard deviation of {len(found['runs'])} runs, "
-        text += "average of parameters: "
-    text += ", ".join(parts)
+        text += f"median ± standard deviation of {len(found['runs'])} runs: "
+    text += ", ".join(parts) + " (test examples, average of parameters)" * bool(parts)
     if found["epsilon_together"] is not None:
         together = format_epsilon(found["epsilon_together"])
         all_of_them = " all of them together" * (len(found["runs"]) > 1)
