@@ -1,6 +1,8 @@
 """What a run from a finished search keeps of it."""
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -60,3 +62,10 @@ def test_a_run_at_another_batch_size_keeps_the_budget_of_the_search(read):
     assert solve_budget(run, 1437).epsilon <= 3.5
     _, run = read()
     assert solve_budget(run, 1437).mechanism.noise_multiplier == 5
+
+
+def test_what_is_predicted_of_other_images_than_what_is_obtained_is_said(read):
+    found, _ = read()
+    result: Any = SimpleNamespace(evaluation_ema=SimpleNamespace(accuracy=0.75))
+    said = "predicted 90.0 % (80.0 to 100.0 %) on held-out examples, obtained 75.0 % "
+    assert found.sentence(result) == said + "on test examples"

@@ -51,5 +51,6 @@ def test_a_run_at_another_batch_size_was_not_predicted(tmp_path, monkeypatch):
     (tmp_path / "obtained.json").write_text(json.dumps(obtained))
     written = page(tmp_path, prediction=prediction, law={"runs": []})
     assert drawn == [(512, 0.5)]
+    assert "</strong> on the same held-out examples. In 90 of 100 such" in written
     assert "run-512" in written
     assert "run-64" not in written

@@ -322,7 +322,8 @@ def _print(result: dict[str, Any], out: Path, charged: str) -> None:
     )
     if prediction is not None:
         console.print(
-            f"predicted at batch size {prediction['reference_batch_size']}: "
+            f"predicted at batch size {prediction['reference_batch_size']}, on the "
+            f"same {result['privacy']['held_out_examples']} held-out examples: "
             f"{100 * prediction['accuracy']:.1f} %, between "
             f"{100 * prediction['low']:.1f} and {100 * prediction['high']:.1f} % in "
             f"{100 * prediction['confidence']:g} of 100 such searches"

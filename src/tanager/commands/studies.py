@@ -78,8 +78,9 @@ class Found:
             100 * predicted[name] for name in ("accuracy", "low", "high")
         )
         return (
-            f"predicted {accuracy:.1f} % ({low:.1f} to {high:.1f} %), obtained "
-            f"{100 * result.evaluation_ema.accuracy:.1f} %"
+            f"predicted {accuracy:.1f} % ({low:.1f} to {high:.1f} %) on held-out "
+            f"examples, obtained {100 * result.evaluation_ema.accuracy:.1f} % on test "
+            "examples"
         )
 
 
