@@ -34,7 +34,10 @@ def test_it_says_what_was_found_in_plain_words(found):
     )
     same = found | {"trade_off_bound": 2.0, "method": "white-box"}
     assert sentence(same).startswith("An attacker who sees every update proves")
-    assert "amount of noise" not in sentence(same)
+    assumed = " This holds if only the amount of noise can differ from the claim."
+    assert sentence(same).endswith(assumed)
+    assert "amount of noise" not in sentence(same | {"method": "one-run"})
+    assert "amount of noise" not in sentence(nothing | {"method": "white-box"})
 
 
 def test_what_is_proven_and_its_share_of_the_claim_are_rounded_down(found):

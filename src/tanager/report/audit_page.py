@@ -49,7 +49,9 @@ def sentence(found: _Fields) -> str:
             shown += f"{format_bound(bound)}: {part} % of the claimed "
             shown += f"{format_epsilon(claimed)}."
     other = found["trade_off_bound"]
-    if other not in (bound, 0):
+    if found["method"] == "white-box" and bound:
+        shown += " This holds if only the amount of noise can differ from the claim."
+    elif other not in (bound, 0):
         shown += " If only the amount of noise can differ from the claim, ε is at least"
         shown += f" {format_bound(other)}."
     return shown
