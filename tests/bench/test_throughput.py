@@ -165,6 +165,14 @@ def test_bad_input_is_one_message(capsys, words, message):
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("steps", [throughput.FEWEST, 7, 20])
+def test_the_interval_of_the_median_holds_as_often_as_is_said(steps):
+    rates = np.random.default_rng(0).lognormal(0, 0.1, (1000, steps))
+    found = [throughput._estimated(each) for each in rates]
+    low, high = (np.array([each[end] for each in found]) for end in ("low", "high"))
+    assert np.mean((low <= 1) & (high >= 1)) > 0.94
+
+
 def test_results_of_another_machine_are_drawn_beside(capsys, tmp_path, monkeypatch):
     assert main([*SMALL, "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
@@ -177,7 +185,7 @@ def test_results_of_another_machine_are_drawn_beside(capsys, tmp_path, monkeypat
     assert main([*SMALL, *words]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:3] == ["strategy", "rows", "examples/s"]
-    assert "95 % interval" in lines[0]
+    assert "slowest – fastest" in lines[0]
     assert lines[1].split()[0] == "sgd"
     assert lines[-1].split() == ["Drawn", "to", str(path)]
     assert path.stat().st_size > 10_000

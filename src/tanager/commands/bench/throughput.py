@@ -62,7 +62,8 @@ class Throughput(Measured):
             "protocol": dataclasses.asdict(protocol),
         }
         errors = error_lines(rows, "{strategy}, {physical_batch} rows")
-        lines: list[Any] = [_table(rows), *errors]
+        enough = self.steps >= throughput.FEWEST
+        lines: list[Any] = [_table(rows, enough), *errors]
         if self.plot is not None and throughput_figures.plot(
             [(self.model, rows), *others], self.plot
         ):
@@ -70,9 +71,10 @@ class Throughput(Measured):
         return Outcome(record, lines, exit_code(rows, stopped))
 
 
-def _table(rows: list[dict[str, Any]]) -> Table:
+def _table(rows: list[dict[str, Any]], enough: bool) -> Table:
+    between = "95 % interval" if enough else "slowest – fastest"
     table = new_table(
-        *("strategy", "rows", "examples/s", "95 % interval", "of SGD"),
+        *("strategy", "rows", "examples/s", between, "of SGD"),
         *("first batch s", "compilations"),
     )
     for row in rows:
