@@ -31,6 +31,8 @@ def test_trials_are_listed_from_the_best_and_cost_is_told_apart(tmp_path):
     assert written.index("<td>1</td>") < written.index("<td>pruned at step 200</td>")
     words = " ".join(written.split())
     assert "the trials took 3.12 % and the 0 runs of the winner 50 %" in words
+    assert "All processes together took" in words and "minutes" not in words
+    assert words.count("class=scroll") == 2
     assert "<b>" not in written
     assert "&lt;b&gt;" in written
 
