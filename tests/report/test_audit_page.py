@@ -107,4 +107,5 @@ def test_every_kind_of_audit_has_a_page(tmp_path, found, changes, monkeypatch):
     monkeypatch.setattr(audit_figures, "_POINTS", 2)
     page = written(tmp_path, found | changes)
     assert page.count("<svg") == 3
+    assert "found nothing" not in page and "does not prove privacy: another" in page
     assert ("Poisson" in page) == bool(changes.get("knows_sample"))
