@@ -142,6 +142,8 @@ def test_a_comparison_shows_what_differs_and_only_that(folder, tmp_path, capsys)
     assert names == ["steps"]
     assert "<td>1</td><td>2</td>" in differing[0]
     assert "ε alone" in text and "what was spent is the ε of all of them" in text
+    assert text.count("no guarantee") == 2 and "ε spent" in text  # a fixed seed
+    assert text.count("class=scroll") == 2 and "training time" in text
     assert text.count("<svg") == 1 and "http" not in text.replace("http-equiv", "")
 
 

@@ -39,12 +39,15 @@ _STYLE: Any = {
 }
 
 
-def curves(metrics: Sequence[Mapping[str, Any]], averaged: bool) -> list[str]:
+def curves(
+    metrics: Sequence[Mapping[str, Any]], averaged: bool, private: bool = True
+) -> list[str]:
     """Draw the test scores and ε against step.
 
     Args:
         metrics: lines of metrics.jsonl. Without scores only ε is drawn.
         averaged: also draw the scores of the average of parameters.
+        private: also draw ε, which a run that is not private must not claim.
 
     Returns:
         An ``<svg>`` element for each that there is something to draw of. They refer to
@@ -59,7 +62,7 @@ def curves(metrics: Sequence[Mapping[str, Any]], averaged: bool) -> list[str]:
     panels = []
     for name, unit, factor, lines in (
         *scores,
-        ("ε spent", "ε spent", 1.0, [("epsilon", _EPSILON, "-", None)]),
+        ("ε spent", "ε spent", 1.0, [("epsilon", _EPSILON, "-", None)] * private),
     ):
         drawn = [(_series(metrics, key, factor), *how) for key, *how in lines]
         if drawn := [line for line in drawn if line[0]]:
@@ -127,7 +130,9 @@ def compared(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
             axis.set(xlabel="update", ylabel=unit)
             axis.spines[["top", "right"]].set_visible(False)
         axes[1].set_ylim(bottom=0)
-        axes[1].legend(loc="best", frameon=False)
+        handles = [line for axis in axes for line in axis.lines]
+        of_each = {str(line.get_label()): line for line in handles}
+        axes[1].legend(of_each.values(), of_each, loc="best", frameon=False)
         content = io.StringIO()
         figure.savefig(content, format="svg", metadata=NO_METADATA)
     return embed(content.getvalue(), f"{words} and ε spent against update")

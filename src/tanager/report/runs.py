@@ -24,12 +24,12 @@ RESULTS = {
     "delta": "δ",
     "unit": "unit of privacy",
     "test_accuracy": "test accuracy",
-    "test_accuracy_ema": "average of parameters",
+    "test_accuracy_ema": "test accuracy, average of parameters",
     "test_auroc_ema": "test AUROC, average of parameters",
     "test_average_precision_ema": "test average precision, average of parameters",
     "noise_multiplier": "noise multiplier",
     "steps": "updates",
-    "seconds": "seconds",
+    "seconds": "training time",
 }
 """What a comparison shows of each run, with its name on the page."""
 
@@ -92,6 +92,9 @@ def write_comparison(runs: Sequence[Path], page: Path) -> Path:
     rows = {name: [each.get(name) for each in settings] for name in names}
     differ = {name: row for name, row in rows.items() if len({*map(repr, row)}) > 1}
     metrics = {str(run): read_metrics(run) for run in runs}
+    for run, each in zip(metrics, described, strict=True):
+        if not each["private"]:  # It must not claim an ε.
+            metrics[run] = [{**line, "epsilon": None} for line in metrics[run]]
     return write_page(
         page,
         "comparison.html",
