@@ -71,12 +71,13 @@ def test_the_head_is_what_the_hub_reads():
 def test_every_part_of_the_guarantee_is_there():
     text = card()
     for part in (
-        "**This model is (ε = 3, δ = 1e-05)-differentially private under zero-out.**",
+        "**This model is (ε = 3, δ = 1e-05)-differentially private for each image, "
+        "under zero-out.** The guarantee is per image. A person with several images",
         "by RDP, as papers report it: 3.4",
         "| unit of privacy | one example, which is one image |",
         "| accountant | PLD |",
         "| noise multiplier σ | 1.5 |",
-        "at most e^ε = 20.09 times more likely",
+        "at most e^ε = 20.09 times the probability",
         "recognise at most 6.79 % of the members (without the model: 1 %)",
         "| members recognised at 0.1 % false alarms | 1.24 % | 0.1 % |",
         "| members recognised minus false alarms | 30 % | 0 % |",

@@ -3,6 +3,7 @@
 import datetime
 import math
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from tanager.privacy import accountant as accountants
@@ -60,15 +61,21 @@ def weakness(result: _Fields) -> str | None:
 
 
 def meaning(result: _Fields) -> str:
-    """Return one sentence on what ε and δ mean for one image or person."""
+    """Return one sentence on what ε and δ mean for one image or person.
+
+    δ is added to the probability; it is not the chance that the bound fails.
+    """
     one = subject(result)
     other = f"that {one} were not in the data"
     if result["adjacency"] == "replace-one":
         other = f"another {one} were in its place"
+    delta = format_delta(result["delta"])
+    power = -Decimal(delta).adjusted()
+    chance = f"{math.ceil(Decimal(delta).scaleb(power))} in {10**power:,}"
     return (
-        f"Seeing this model makes any conclusion about one {one} at most "
-        f"e^ε = {factor(result['epsilon'])} times more likely than if {other} "
-        f"(with a failure probability of δ = {format_delta(result['delta'])})."
+        f"Any conclusion about one {one} is drawn from this model with at most "
+        f"e^ε = {factor(result['epsilon'])} times the probability that it would have "
+        f"if {other}, plus δ = {delta} ({chance})."
     )
 
 
@@ -143,12 +150,17 @@ def mechanism(result: _Fields) -> str:
             f"{one}s each class has was released once, with Gaussian noise of noise "
             f"multiplier {number(noise)}. ε includes this release."
         )
+    drawn = (
+        f"drew a Poisson sample of the {one}s at rate "
+        f"q = {number(result['sample_rate'])} "
+        f"(expected batch size {number(result['batch_size'])})"
+    )
+    if result["sample_rate"] == 1:
+        drawn = "used all of them"
     return (
         f"DP-SGD made {result['steps']:,} update{'s' * (result['steps'] != 1)} "
         f"on {result['examples']:,} {one}s. "
-        f"Each update drew a Poisson sample of the {one}s at rate "
-        f"q = {number(result['sample_rate'])} "
-        f"(expected batch size {number(result['batch_size'])}), {averaged} "
+        f"Each update {drawn}, {averaged} "
         f"to norm C = {number(result['clip_norm'])}{automatic} "
         f"and added Gaussian noise with noise multiplier "
         f"σ = {number(result['noise_multiplier'])}.{counted}"
@@ -169,6 +181,15 @@ def together(result: _Fields) -> str:
         f"this one included, had spent ε = {format_epsilon(total['epsilon'])} at "
         f"δ = {format_delta(total['delta'])} together ({total['adjacency']}, "
         f"{total['accountant'].upper()}). Runs that were charged later are not in it."
+    )
+
+
+def held_out(search: _Fields) -> str:
+    """Return why the score of a private search is not quite true."""
+    return (
+        f"The accuracy is on {text(search['held_out_examples'])} held-out examples, "
+        f"with noise of standard deviation {number(search['score_noise'])} examples to "
+        "protect them. As that of the best of several runs, it is likely too high."
     )
 
 
@@ -210,24 +231,28 @@ def assumptions(result: _Fields) -> list[str]:
     )
     return [
         *([skipped] if result.get("unreadable") == "skip" else []),
-        _PER_PERSON if one == "person" else _per_image(result),
         f"The guarantee compares two data sets that differ in one {one}. "
         f"{str(_PROTECTS.get(adjacency, adjacency)).format(unit=one)}",
-        f"{unprotected} The initial parameters do not depend on the private data.",
+        unprotected,
         choices,
-        "The secret seed and the whole folder private/ stay secret.",
-        "The pseudo-random numbers (AES-256) are as good as random. The rounding of "
-        "numbers in the computer is covered by the noise.",
+        "The folder private/ must stay secret for ever: with its secret seed anyone "
+        "can remove the noise.",
+        "Assumed is that the initial parameters do not depend on the private data, and "
+        "that pseudo-random numbers (AES-256) are as good as random. The noise covers "
+        "rounding.",
     ]
 
 
-def _per_image(result: _Fields) -> str:
+def protected(result: _Fields) -> str:
+    """Return whom the guarantee protects, and how much less one with several images."""
+    if unit(result) == "person":
+        return _PER_PERSON
     text = "The guarantee is per image. A person with several images is protected less"
     of_sizes = result.get("epsilon_of_person") or {}
     known = [
         f"{simulated(value)} with {size} images" for size, value in of_sizes.items()
     ]
-    return f"{text}: ε is {', '.join(known)}." if known else f"{text}."
+    return f"{text}: ε is {', '.join(known)}, at the same δ." if known else f"{text}."
 
 
 def reason_against(result: _Fields) -> str:

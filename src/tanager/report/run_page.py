@@ -48,7 +48,7 @@ def write_report(run: Path) -> Path:
         search=result.get("search"),
         guarantee=guarantee,
         weakness=guarantee.weakness(result),
-        curves=run_figures.curves(metrics, averaged),
+        curves=run_figures.curves(metrics, averaged, result["private"]),
         tested=any(
             line.get(f"test_{name}") is not None
             for line in metrics
