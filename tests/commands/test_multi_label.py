@@ -123,7 +123,7 @@ def test_a_run_its_export_and_its_evaluation_agree(data, run, tmp_path, capsys):
     card = (exported / "README.md").read_text()
     for part in (
         "over labels of AUROC is **100.0 %** and of average precision is **100.0 %**",
-        "| label | test examples with it | AUROC | average precision |",
+        "| label | images with it | AUROC | average precision |",
         '# found["class"] lists the labels with a probability of 0.5 or more.',
         '{"type": "auroc", "value": 1',
     ):

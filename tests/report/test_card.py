@@ -104,11 +104,12 @@ def test_a_run_that_is_not_private_says_so_and_is_not_tagged():
     assert "differential-privacy" not in head["tags"]
     assert "## NOT PRIVATE" in body
     assert "The seed was fixed by a person" in body
-    assert "differentially private under" not in body
+    assert "-differentially private" not in body
     assert "This model must not claim it" in body
     silent = card(result=RESULT | {"private": False, "noise_multiplier": 0.0})
     assert "No noise was added" in silent
     assert "dp_accounting import" not in silent
+    assert "added Gaussian noise" in text and "added Gaussian noise" not in silent
 
 
 def test_a_large_epsilon_is_called_useless():
@@ -138,9 +139,15 @@ def test_the_accuracy_is_that_of_the_exported_weights():
     search = {"noisy_accuracy": 0.61, "score_noise": 2.0, "held_out_examples": 9}
     search |= {"mean": 3.0, "shape": 1.0, "values": {}}
     chosen = card(result=RESULT | {"search": search})
-    assert "**61.0 %**. Noise" in chosen and "On the test set" not in chosen
+    assert "**61.0 %**. The accuracy is on 9 held-out" in chosen
+    assert "On the test set" not in chosen
     nothing = {**RESULT, "test_accuracy_ema": None, "per_class": None}
     assert "It was not measured" in card(result=nothing)
+    same_source = "accuracy was measured only on images from the same source"
+    assert same_source in card() and same_source not in card(result=nothing)
+    held = card(CONFIG | {"recipe": {"validation_examples": 3}})
+    assert "On the held-out training set: **75.0 %**" in held
+    assert '"split": "validation"' in held and "the test set" not in held
     assert "model-index" not in card(result=nothing)
 
 
@@ -149,10 +156,10 @@ def test_the_accuracy_has_an_interval_and_a_base_line():
     measured = measure(answers, np.array([0, 1, 1, 1]), CONFIG["classes"])
     fewer = measure(answers[:3], np.array([0, 1, 1]), CONFIG["classes"])
     both = {"measures": {"average": measured, "parameters": fewer}}
-    assert "On the test set of 3 examples" in card(result=RESULT | both, weights="last")
+    assert "On the test set of 3 images" in card(result=RESULT | both, weights="last")
     text = card(result=RESULT | both)
     assert (
-        "On the test set of 4 examples: **75.0 %** (95 % interval 30.1 to 95.4 %; too"
+        "On the test set of 4 images: **75.0 %** (95 % interval 30.1 to 95.4 %; too"
     ) in text
     assert r"the largest class, d\|og\*, would be right for 75.0 %." in text
 

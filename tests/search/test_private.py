@@ -167,7 +167,7 @@ def test_the_best_run_is_released_under_the_guarantee_of_the_search(
     told = (card / "README.md").read_text()
     assert "(of the whole search)" in told
     assert "best of a secret random number of such runs" in told
-    assert f"On {HELD_OUT} held-out examples" in told
+    assert f"on {HELD_OUT} held-out examples" in told
     assert f"{100 * winner.noisy_accuracy:.1f} %" in told
     assert "held-out images are protected as the others are" in told
     assert "PLD" not in told

@@ -62,6 +62,7 @@ def model_card(
     of_classes = sorted(measured, key=lambda each: each[key])
     # Of classes that are all alike, none is the worst.
     unequal = of_classes and of_classes[0][key] < of_classes[-1][key]
+    held_out = _held_out(config)
     architecture = config.get("architecture")
     image_shape = (architecture or {}).get("image_shape")
     return render(
@@ -80,6 +81,7 @@ def model_card(
         timm_name=timm_name,
         search=result.get("search"),
         accuracy=scores.get("accuracy"),
+        measured_on="the held-out training set" if held_out else "the test set",
         several=several,
         measures=measures,
         scores={HEADLINES[name]: value for name, value in scores.items()},
@@ -121,7 +123,8 @@ def _head(
         fields["base_model"] = clean(re.split("[@:]", base.removeprefix("hf:"))[0])
     if scores:
         kind = clean(config.get("dataset") or "data")
-        data = {"type": kind, "name": clean(dataset), "split": "test"}
+        data = {"type": kind, "name": clean(dataset)}
+        data["split"] = "validation" if _held_out(config) else "test"
         fields["model-index"] = [
             {
                 "name": name,
@@ -139,6 +142,11 @@ def _head(
         key: Markup(json.dumps(value, ensure_ascii=False))
         for key, value in fields.items()
     }
+
+
+def _held_out(config: _Fields) -> bool:
+    """Return whether scores are on images held out of those for training."""
+    return bool((config.get("recipe") or {}).get("validation_examples"))
 
 
 def _initial(config: _Fields) -> str | None:
