@@ -1,8 +1,10 @@
 """Figures as PNG or SVG files, and as SVG inside a page."""
 
 import contextlib
+import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from tanager import _validate as validate
@@ -44,6 +46,20 @@ def check_ending(path: str | pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
+def styled(style: Mapping[str, Any]) -> Iterator[type["Figure"]]:
+    """Give the class of matplotlib's figures, and the style while the block runs."""
+    scheme, _, module = os.environ.get("MPLBACKEND", "").partition("://")
+    if scheme == "module" and find_spec(module.partition(".")[0]) is None:
+        # A notebook's, whose kernel alone has it: matplotlib could not be imported.
+        del os.environ["MPLBACKEND"]
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(dict(style)):
+        yield Figure
+
+
+@contextlib.contextmanager
 def drawing(
     *paths: str | pathlib.Path,
     columns: int = 1,
@@ -54,13 +70,10 @@ def drawing(
 
     `paths` are PNG or SVG files; `size` is width and height in inches.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     for path in paths:
         check_ending(path)
-    with rc_context(_STYLE):
-        figure = Figure(figsize=size, layout="constrained")
+    with styled(_STYLE) as new_figure:
+        figure = new_figure(figsize=size, layout="constrained")
         yield figure, list(figure.subplots(rows, columns, squeeze=False).flat)
         for path in paths:
             save(figure, path)
@@ -78,12 +91,10 @@ def number_axis(*axes: "Axis") -> None:
 
 def save(figure: "Figure", path: str | pathlib.Path) -> None:
     """Write a figure as a PNG or SVG file; the same figure gives the same file."""
-    from matplotlib import rc_context
-
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     svg = path.suffix.lower() == ".svg"
-    with rc_context({"svg.hashsalt": "tanager"}):
+    with styled({"svg.hashsalt": "tanager"}):
         figure.savefig(path, dpi=160, metadata=NO_METADATA if svg else None)
 
 

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from tanager.measures import HEADLINES
-from tanager.report.figures import COLOURS, NO_METADATA, embed
+from tanager.report.figures import COLOURS, NO_METADATA, embed, styled
 
 
 # Colours that matplotlib accepts, replaced by the page's variables afterwards.
@@ -71,11 +71,8 @@ def curves(
 
 
 def _panel(name: str, unit: str, lines: Sequence[Any]) -> str:
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=(4.6, 3.1), layout="constrained")
+    with styled({**_STYLE, "svg.hashsalt": name}) as new_figure:
+        figure = new_figure(figsize=(4.6, 3.1), layout="constrained")
         axes = figure.subplots()
         for points, colour, dashes, label in lines:
             axes.plot(
@@ -106,9 +103,6 @@ def compared(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     the AUROC is drawn. It returns an ``<svg>`` element for a white background; "" if
     there is nothing to draw.
     """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     drawn, every = [], [line for lines in metrics.values() for line in lines]
     score = next((s for s in HEADLINES if f"test_{s}" in {*chain(*every)}), "accuracy")
     for name, lines in metrics.items():
@@ -117,8 +111,9 @@ def compared(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         drawn.append((name, accuracies, _series(lines, "epsilon", 1.0)))
     if not any(accuracies or epsilons for _, accuracies, epsilons in drawn):
         return ""
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "tanager"}):
-        figure = Figure(figsize=(9.2, 3.4), layout="constrained")
+    style = {"svg.fonttype": "none", "svg.hashsalt": "tanager"}
+    with styled(style) as new_figure:
+        figure = new_figure(figsize=(9.2, 3.4), layout="constrained")
         axes = figure.subplots(1, 2)
         for number, (name, *both) in enumerate(drawn):
             colour = COLOURS[number % len(COLOURS)]
