@@ -11,7 +11,7 @@ from rich.table import Table
 
 from tanager._files import write_text
 from tanager._terminal import escape_unprintable, new_console
-from tanager.training.progress import TrainingProgress
+from tanager.training.progress import TrainingProgress, measuring
 
 
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
@@ -63,6 +63,20 @@ def test_into_a_pipe_every_line_goes_whole(monkeypatch):
     assert any("word " * 29 in line for line in stream.getvalue().splitlines()[1:])
     shown = new_console(file=io.StringIO(), force_terminal=True)
     assert shown.width == 80 and not shown.soft_wrap
+
+
+def test_a_notebook_gets_plain_lines(monkeypatch):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as its kernel sets it
+    monkeypatch.setattr(sys, "stdout", lines := io.StringIO())
+    monkeypatch.setattr(sys, "stderr", errors := io.StringIO())
+    shown = TrainingProgress(10, 0, True)
+    with shown.bar, measuring(True) as report:
+        report("a method")
+        shown.step(1, 0.5)
+        shown.say("step 1/10  ε = 0.5")
+    assert lines.getvalue() == "step 1/10  ε = 0.5\n"
+    assert errors.getvalue().endswith("a method\n")
 
 
 def test_what_libraries_print_is_kept_out_of_json():

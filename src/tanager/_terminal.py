@@ -51,13 +51,17 @@ def libraries_on_stderr() -> Iterator[None]:
 
 
 def new_console(*, stderr: bool = False, **options: Any) -> "Console":
-    """Return a console that breaks lines on a terminal only.
+    """Return a console that breaks lines, and draws bars, on a terminal only.
 
-    A log, or the next program of a pipe, gets every line whole. Options are rich's.
+    A log, a notebook, or the next program of a pipe, gets every line whole. Options are
+    rich's.
     """
     from rich.console import Console
 
     console = Console(stderr=stderr, highlight=False, **options)
-    if not (console.is_terminal or console.is_jupyter):
+    if console.is_jupyter:  # a bar there needs a widget, which no saved file shows
+        options |= {"force_jupyter": False, "force_terminal": False}
+        console = Console(stderr=stderr, highlight=False, **options)
+    if not console.is_terminal:
         console.width, console.soft_wrap = _ENDLESS, True
     return console

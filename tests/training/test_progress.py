@@ -41,6 +41,6 @@ def test_devices_wait_only_where_they_have_nothing_to_compute(
 
 
 def test_where_nothing_is_shown_no_display_is_asked_for(monkeypatch):
-    monkeypatch.setattr(progress, "new_console", None)  # a notebook's wants ipywidgets
+    monkeypatch.setattr(progress, "new_console", None)
     with progress.measuring(False) as report:
         report("a method")
