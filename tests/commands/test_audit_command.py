@@ -54,7 +54,7 @@ def test_an_audit_tells_its_bound_and_goes_on(tmp_path, capsys, monkeypatch):
     assert main([*words, "--json"]) == 0
     assert capsys.readouterr().out == printed
     assert main([*words, "--clip-norm", "2"]) == 2
-    assert "or give another --out" in capsys.readouterr().err
+    assert "or give another folder" in capsys.readouterr().err
     # A violation is said, and is the exit status.
     monkeypatch.setattr(methods, "white_box", lambda *given: found | {"violated": True})
     assert main(words) == 1

@@ -201,5 +201,5 @@ def test_a_run_that_another_version_began_names_it(tmp_path):
     config = {"sigma": 1.25, "unreadable": "error"}
     versions = {"versions": {"tanager": "0.2.0"}}
     fingerprint.check_fingerprint(folder, seed, config, {}, versions)
-    with pytest.raises(ValueError, match=r"that began it, with tanager 0\.2\.0, or"):
+    with pytest.raises(ValueError, match=r"what began it, with tanager 0\.2\.0, or"):
         fingerprint.require_settings(folder, {"sigma": 1.3})

@@ -148,11 +148,13 @@ def test_two_runs_draw_different_secrets(first_complete):
     assert not same(first_complete[0].params, run().params)
 
 
-def test_a_complete_run_is_not_run_again(first_complete, complete):
-    """Nor does it forget how fast it was."""
+def test_a_complete_run_is_not_run_again(first_complete, complete, capsys):
+    """It says so. Nor does it forget how fast it was."""
     ledger = (complete / "ledger.jsonl").read_bytes()
     before = json.loads((complete / "result.json").read_text())
-    again = run(complete)
+    again = run(complete, progress=True)
+    printed = capsys.readouterr().out
+    assert printed == f"12 of 12 steps were made before, in {complete}\n"
     assert same(first_complete[0].params, again.params)
     assert (complete / "ledger.jsonl").read_bytes() == ledger
     assert json.loads((complete / "result.json").read_text()) == before
@@ -170,7 +172,7 @@ def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(tmp_path, seeded):
             os.kill(os.getpid(), signal.SIGINT)
         return EVALUATE(params)
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match=r"^8 steps were saved in .*run: the"):
         run(tmp_path / "run", seed=5, evaluate=evaluate)
     assert (tmp_path / "run/checkpoints/8").is_dir()
     assert signal.getsignal(signal.SIGINT) is before

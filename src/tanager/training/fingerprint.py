@@ -230,7 +230,7 @@ def _refuse_changes(folder: RunFolder, changes: Sequence[str]) -> None:
         raise ValueError(
             f"out (={str(folder.path)!r}) holds a run of another configuration: "
             + "; ".join(changes)
-            + f": repeat the command that began it{by}, or give another --out"
+            + f": repeat what began it{by}, or give another folder"
         )
 
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -174,6 +174,8 @@ def train(
         clock = Clock(metrics.released)
         bound = _epsilon_ahead(algorithm, begun, every)
         evaluations = None
+        if begun:
+            shown.say(f"{begun} of {mechanism.steps} steps were made before, in {out}")
         if not secret.private:
             shown.say("NOT PRIVATE: whoever knows the seed can compute the noise")
         if begun < mechanism.steps:
@@ -193,15 +195,13 @@ def train(
         with shown.bar, Interrupt() as interrupt:
             for number in range(begun, mechanism.steps):
                 if interrupt and alone:
-                    position.save(number, state)
-                    raise KeyboardInterrupt
+                    _stop(position, number, state)
                 position.charge(mechanism, number)
                 total, skipped = step.zero(), 0
                 key = step.augmentation_key(number)
                 for batch, unreadable in clock.waiting(feed.batches(number)):
                     if interrupt and alone:
-                        position.save(number, state)
-                        raise KeyboardInterrupt
+                        _stop(position, number, state)
                     given = state.params, total, batch, key, state.clip_norm
                     total = clock.running(step.accumulate(*given))
                     skipped += unreadable
@@ -242,6 +242,16 @@ def train(
         if stop:
             raise hosts.Stopped
         return result
+
+
+def _stop(position: Position, done: int, state: State) -> NoReturn:
+    """Save, and say in `KeyboardInterrupt` what was saved."""
+    position.save(done, state)
+    words = "nothing was saved: train was called without out"
+    if position.folder is not None:
+        path = position.folder.path
+        words = f"{done} steps were saved in {path}: the same call trains the others"
+    raise KeyboardInterrupt(words)
 
 
 def _tuned(
