@@ -5,6 +5,7 @@
 import dataclasses
 import functools
 import inspect
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -240,11 +241,31 @@ def test_another_kind_is_refused_by_name(call, said):
 
 
 def test_a_problem_is_shown_without_its_data():
+    """And without its parameters, of which there are many."""
     data = {"x": np.full((10, 3), 7.25)}
     persons = tanager.Grouped(data, ["person 7"] * 10)
-    alone = tanager.Problem(loss, PARAMS, data)
+    alone = tanager.Problem(loss, {"w": np.full(3, 7.25)}, data)
     for shown in map(repr, (alone, tanager.Problem(loss, PARAMS, persons), persons)):
         assert "7.25" not in shown and "person 7" not in shown
+
+
+def test_what_is_private_until_noise_is_added_is_shown_by_shape():
+    found = tanager.clipped_grad(loss, clip_norm=1.0)(PARAMS, DATA)
+    assert "{'w': f32[3]}" in repr(found) and "0." not in repr(found)
+    drawn = next(tanager.PoissonSampler(MECHANISM, 10, SEED).batches(0, 4))
+    shown = "PhysicalBatch(examples=None, mask=bool[4], indices=int32[4])"
+    assert repr(drawn) == shown
+
+
+def test_a_result_is_shown_without_its_parameters():
+    summary = {"epsilon": 3.0, "delta": 1e-4, "private": False, "steps": 5}
+    found = tanager.TrainResult(PARAMS, PARAMS, 3.0, 1e-4, None, None, summary, None)
+    shown = "TrainResult(epsilon=3.0, delta=0.0001, private=False, "
+    assert repr(found).startswith(shown) and "0., 0." not in repr(found)
+
+
+def test_a_problem_goes_to_another_process():
+    assert pickle.loads(pickle.dumps(PROBLEM)).finish is PROBLEM.finish
 
 
 def test_a_data_set_is_shown_without_its_persons_and_digests(tmp_path):

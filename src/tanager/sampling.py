@@ -50,6 +50,11 @@ class PhysicalBatch(NamedTuple):
     mask: Any
     indices: Any
 
+    def __repr__(self) -> str:
+        """Return dtypes and shapes: who was drawn is private."""
+        fields = (f"{name}={validate.shown(of)}" for name, of in self._asdict().items())
+        return f"PhysicalBatch({', '.join(fields)})"
+
 
 def pack(indices: np.ndarray, physical_batch_size: int) -> Iterator[PhysicalBatch]:
     """Cut a logical batch into masked physical batches of one fixed shape.

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Self
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,6 +55,10 @@ class ClippedGradient(_Fields):
     """
 
     mark: Any = None
+
+    def __repr__(self) -> str:
+        """Return dtypes and shapes: the numbers are private."""
+        return f"ClippedGradient({eqx.tree_pformat(self._asdict())})"
 
     @jax.transfer_guard("allow")
     def marked(self, sensitivity: ArrayLike) -> Self:

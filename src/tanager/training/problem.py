@@ -35,6 +35,10 @@ from tanager.privacy.class_counts import require_release
 from tanager.privacy.mechanism import Mechanism, common_adjacency
 
 
+def _as_it_is(model: PyTree) -> PyTree:
+    return model
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
     """Describe what is learned, and from which data.
@@ -69,11 +73,11 @@ class Problem:
     """
 
     loss: Callable[..., jax.Array]
-    params: PyTree
+    params: PyTree = dataclasses.field(repr=False)
     data: Any = dataclasses.field(repr=False)
     augment: Callable[[jax.Array, Any], Any] | None = None
     trainable: PyTree | Callable[[Any], bool] | None = None
-    finish: Callable[[PyTree], PyTree] = lambda model: model
+    finish: Callable[[PyTree], PyTree] = _as_it_is
     unreadable: Unreadable = "error"
     account: Account | None = None
     labels: Callable[[], np.ndarray] | None = None

@@ -63,6 +63,12 @@ class TrainResult:
     summary: Mapping[str, Any]
     out: Path | None
 
+    def __repr__(self) -> str:
+        """Return the guarantee and the measures, without parameters."""
+        names = ("epsilon", "delta", "private", "test_accuracy", "test_accuracy_ema")
+        said = {name: self.summary.get(name) for name in names} | {"out": self.out}
+        return f"TrainResult({', '.join(f'{n}={v!r}' for n, v in said.items())})"
+
 
 def hand_over(
     position: Position,
