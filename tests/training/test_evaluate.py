@@ -75,6 +75,12 @@ def test_labels_that_name_no_class_are_refused(source, labels, message):
         Classification(predict, data, CLASSES, 5)(jnp.float32(1))
 
 
+@pytest.mark.parametrize("data", [{"x": LOGITS, "y": LABELS}, (LOGITS, LABELS)])
+def test_data_without_labels_by_that_name_are_refused(data):
+    with pytest.raises(ValueError, match="must have a label in each example"):
+        Classification(predict, data, CLASSES)
+
+
 def test_labels_in_memory_are_looked_at_before_training():
     with pytest.raises(ValueError, match=re.escape("data['label'] (=2)")):
         Classification(predict, {"x": LOGITS, "label": LABELS}, ("a", "b"))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, ArrayLike, Int, PyTree
+from jaxtyping import Array, Int, PyTree
 
 from tanager import _validate as validate
 from tanager.compiling import filter_jit
@@ -156,7 +156,7 @@ class Classification:
 
         self._count = count
         if isinstance(self.data, ArraySource):
-            self._require_labels(self.data.tree["label"])
+            self._require_labels(self.data.tree)
 
     def __call__(self, params: PyTree) -> Evaluation:
         """Evaluate one set of parameters on all test examples.
@@ -177,7 +177,7 @@ class Classification:
         everyone = np.arange(len(self.data))
         for _, mask, indices in pack(everyone, size):
             examples = gather(self.data, indices[here])
-            self._require_labels(examples["label"])
+            self._require_labels(examples)
             batch = PhysicalBatch(examples, mask[here], indices[here])
             counted = jax.device_get(count(params, layout.rows(batch)))
             loss, voted = loss + float(counted[0]), voted + int(counted[1])
@@ -225,7 +225,13 @@ class Classification:
 
         return count
 
-    def _require_labels(self, labels: ArrayLike) -> None:
+    def _require_labels(self, examples: Any) -> None:
+        try:
+            labels = examples["label"]
+        except (KeyError, IndexError, TypeError):
+            rule = "must have a label in each example"
+            remedy = 'give {"image": images, "label": labels}, say'
+            validate.refuse_type("data", examples, rule, remedy)
         found, count = np.asarray(labels), len(self.classes)
         shape = (len(found), count) if self._several else (len(found),)
         if found.dtype.kind not in "iu" or found.shape != shape:
