@@ -4,6 +4,7 @@ import re
 from fractions import Fraction
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -84,6 +85,14 @@ def test_an_array_of_one_number_is_refused_with_what_to_give(array):
         validate.whole(steps=array(np.int32(2)), at_least=1, remedy="more")
     with refused("steps (=float32[]) must be a whole number: more"):
         validate.whole(steps=array(np.float32(2)), at_least=1, remedy="more")
+
+
+def test_a_key_of_jax_is_no_number():
+    key: Any = jax.random.key(0)
+    with refused("seed (=key<fry>[]) must be a whole number"):
+        validate.whole(seed=key, at_least=0)
+    with refused("x (=key<fry>[]) must be a number"):
+        validate.positive(x=key)
 
 
 def test_one_of_offers_the_nearest():

@@ -97,7 +97,8 @@ def _number(name: str, value: Any) -> float:
 
 def _of_array(kinds: str, number: str, value: Any) -> str:
     """Return what to give in place of an array of a single number."""
-    alone = getattr(value, "shape", None) == () and value.dtype.kind in kinds
+    kind = getattr(getattr(value, "dtype", None), "kind", "O")  # JAX's keys have none
+    alone = getattr(value, "shape", None) == () and kind in kinds
     return f"give {number}" if alone else ""
 
 
