@@ -97,7 +97,7 @@ class Show(_Named):
     """File of the account, in place of --account and --data."""
 
     delta: float | None = None
-    """Failure probability δ. Default: the limit's, or the smallest of a run."""
+    """δ of the guarantee. Default: the limit's, or the smallest of a run."""
 
     def named(self) -> Account:
         named = super().named()
@@ -116,7 +116,7 @@ class Limit(_Named):
     """Largest ε of all runs together, earlier ones included."""
 
     delta: float
-    """Failure probability δ of that ε: give the δ of your runs."""
+    """δ of that ε: give the δ of your runs."""
 
     def apply(self) -> float | None:
         self.named().set_limit(self.epsilon, self.delta)

@@ -43,7 +43,7 @@ class Arguments:
     """Privacy budget ε."""
 
     delta: float | None = None
-    """Failure probability δ. Default: 0.1/N or less, one digit."""
+    """δ of the guarantee. Default: 0.1/N or less, one digit."""
 
     adjacency: Annotated[
         str, tyro.conf.arg(metavar="{zero-out,add-or-remove-one,replace-one}")

@@ -92,7 +92,7 @@ class Recipe:
             train_features.npy): trains the model linear on them, without images.
         non_private: train WITHOUT privacy, on public data: no clipping, no noise.
         epsilon: privacy budget ε.
-        delta: what is added to a probability. Default: 0.1/N or less, one digit.
+        delta: δ of the guarantee. Default: 0.1/N or less, one digit.
         accountant: how ε is computed: pld, which is tight, or rdp, as papers report it.
         batch_size: expected batch size B, in examples; the sample rate is q = B/N. 0
             for all of them (no sampling, the Gaussian mechanism), or for fewer if other
