@@ -192,6 +192,16 @@ def test_ctrl_c_in_the_last_evaluation_stops_once_everything_is_written(tmp_path
     assert (tmp_path / "run/ledger.jsonl").read_bytes() == ledger
 
 
+def test_what_on_metrics_raises_ends_the_run_once_it_is_saved(tmp_path, seeded):
+    def enough(line):
+        raise RuntimeError("accurate enough")
+
+    with pytest.raises(RuntimeError, match="accurate enough"):
+        run(tmp_path / "run", seed=5, on_metrics=enough)
+    assert (tmp_path / "run/checkpoints/4").is_dir()
+    assert same(run(tmp_path / "run", seed=5).params, seeded[0].params)
+
+
 def test_numbers_of_numpy_are_numbers(tmp_path):
     described = {"levels": np.int64(3), "mean": np.float32(0.5), "width": np.inf}
     first = run(tmp_path / "run", seed=5, description=described)

@@ -175,7 +175,7 @@ def test_runs_in_memory_streamed_and_resumed_are_the_same(tmp_path):
     for name, leaf in whole.params.items():
         np.testing.assert_allclose(leaf, streamed.params[name], atol=1e-6)
 
-    class Killed(Exception):
+    class Killed(BaseException):
         pass
 
     def kill(line):

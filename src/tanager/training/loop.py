@@ -1,8 +1,9 @@
 """Private training from start to finish, one story read from top to bottom."""
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn
@@ -82,7 +83,7 @@ def train(
             also without `evaluate`; a twentieth of the run by default.
         on_metrics: called on every host with each line of metrics.jsonl once it is
             written: the step, ε so far, seconds, and what was evaluated. After a resume
-            lines can come again. What it raises ends the run.
+            lines can come again. What it raises ends the run, once it is saved.
         on_estimate: called on every host, before anything is charged, with how long the
             run will take. What it raises ends the run.
         description: names and settings to put on record in config.json, as JSON; a
@@ -218,11 +219,12 @@ def train(
                 if done % every == 0 or done == mechanism.steps:
                     _require_finite(state, done)
                     line = {"step": done, "epsilon": bound, "seconds": clock.seconds()}
-                    evaluations = _evaluate(evaluate, step, state)
-                    line |= _released(state, evaluations)
-                    metrics.release(line)
-                    if on_metrics is not None:
-                        on_metrics(line)
+                    with _saved_on_error(position, done, state, alone):
+                        evaluations = _evaluate(evaluate, step, state)
+                        line |= _released(state, evaluations)
+                        metrics.release(line)
+                        if on_metrics is not None:
+                            on_metrics(line)
                     shown.say(_sentence(line, mechanism.steps, algorithm.ema_decay > 0))
                     bound = _epsilon_ahead(algorithm, done, every)
                 if done == mechanism.steps or due or stop:
@@ -242,6 +244,19 @@ def train(
         if stop:
             raise hosts.Stopped
         return result
+
+
+@contextlib.contextmanager
+def _saved_on_error(
+    position: Position, done: int, state: State, alone: bool
+) -> Iterator[None]:
+    """Save first if what is called raises; several hosts would wait for each other."""
+    try:
+        yield
+    except Exception:
+        if alone:
+            position.save(done, state)
+        raise
 
 
 def _stop(position: Position, done: int, state: State) -> NoReturn:
