@@ -89,7 +89,7 @@ def test_an_export_has_the_test_images_of_its_run(
     monkeypatch.setattr("tanager.recipes.tasks.time", clock)
     code, _, err = printed("evaluate", run, "--split", "all", "--batch-size", "16")
     assert code == 0 and "held out" not in err
-    assert "predicting: 16 of 60; about" in err
+    assert "predicting: 16 of 60\n" in err and "of 60; about" in err
     code, out, _ = printed(
         "evaluate", export, "--data", data, "--split", "train", "--json"
     )
