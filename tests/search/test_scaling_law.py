@@ -89,6 +89,15 @@ def test_a_law_says_why_it_should_not_be_trusted(sizes, reference, more, doubt):
     assert any(doubt in each for each in law.doubts(reference, *more))
 
 
+@pytest.mark.parametrize("accuracies", [(0.93, 0.95, 0.965), (0.2, 0.12, 0.06)])
+def test_a_line_that_leaves_what_an_accuracy_can_be_is_doubted(accuracies):
+    pairs = zip((16, 32, 64), accuracies, strict=True)
+    near = [(size, each + way) for size, each in pairs for way in (-0.004, 0.004)]
+    law = ScalingLaw.fit(near)
+    assert any("no accuracy can be" in each for each in law.doubts(512, *NOISE))
+    assert not any("no accuracy" in each for each in law.doubts(64, *NOISE))
+
+
 def test_two_runs_tell_nothing_of_their_variation():
     law = ScalingLaw.fit(runs((32, 64)))
     assert law.predict(512)[2:4] == (0.0, 1.0)

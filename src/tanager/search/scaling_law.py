@@ -221,6 +221,11 @@ class ScalingLaw:
                 f"the runs are on a curve (p = {curved:.2g}), and a line is extended; "
                 "simulate at larger batches"
             )
+        if not 0 <= self.at(batch_size) <= 1:
+            doubts.append(
+                f"the line is at {100 * self.at(batch_size):.1f} % there, which no "
+                "accuracy can be: it must level off; simulate at larger batches"
+            )
         if batch_size > FAR * sizes[-1]:
             doubts.append(
                 f"{batch_size:g} is {batch_size / sizes[-1]:.0f} times the largest "
