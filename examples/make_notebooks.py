@@ -5,7 +5,7 @@
 Each script in percent format beside this file becomes `notebooks/NAME.ipynb`, executed
 from the beginning in an empty folder. Its first code cell installs tanager where it is
 missing, as on Colab; it is not executed here. What differs between machines without
-telling anything (times of execution, random identifiers) is left out, so that
+telling anything (times of execution, widgets, random identifiers) is left out, so that
 a notebook that is made again differs only where it says something else. Needs the extra
 "examples".
 """
@@ -44,6 +44,7 @@ except metadata.PackageNotFoundError:
         ) from None
     words = ["-m", "pip", "install", "--quiet", f"./{SOURCE}[examples]"]
     subprocess.run([sys.executable, *words], check=True)"""
+_NOISE = ("ipywidgets",)  # words of warnings that are about the notebook, not its code
 
 
 def scripts() -> list[Path]:
@@ -123,6 +124,8 @@ def _keep(output: NotebookNode, kept: list[NotebookNode]) -> None:
     else:
         kept.append(output)
         return
+    lines = text.splitlines(keepends=True)
+    text = "".join(line for line in lines if not any(word in line for word in _NOISE))
     if kept and kept[-1].output_type == "stream":
         kept[-1].text += text
     else:
