@@ -241,7 +241,7 @@ def test_another_kind_is_refused_by_name(call, said):
 
 
 def test_a_problem_is_shown_without_its_data():
-    """And without its parameters, of which there are many."""
+    """Its parameters are left out too."""
     data = {"x": np.full((10, 3), 7.25)}
     persons = tanager.Grouped(data, ["person 7"] * 10)
     alone = tanager.Problem(loss, {"w": np.full(3, 7.25)}, data)

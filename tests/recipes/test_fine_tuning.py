@@ -89,14 +89,14 @@ def test_weights_out_of_their_folder_tell_what_they_spent(tmp_path):
         save_file({"a": np.zeros(1, np.float32)}, file, said)
     beside = {"tanager": {"guarantee": NOTE}}
     files["export"].with_name("config.json").write_text(json.dumps(beside))
-    assert own_weights.told(str(files.pop("other")), account) == []
+    assert own_weights.remarks(str(files.pop("other")), account) == []
     for file in files.values():
         with pytest.warns(UserWarning, match="with ε = 3.2 at δ = 1e-05, which adds"):
-            assert own_weights.told(str(file), account)
+            assert own_weights.remarks(str(file), account)
     account.charge(Charge("run", "", "of the first", 1e-5, (Mechanism(0.1, 2.0, 5),)))
     for file in files.values():
         with pytest.warns(UserWarning, match="are of a run on the same data"):
-            own_weights.told(str(file), account)
+            own_weights.remarks(str(file), account)
 
 
 def moved(before, after):

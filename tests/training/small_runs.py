@@ -56,7 +56,7 @@ def run(out=None, **changes):
     return train(**settings | changes)
 
 
-class Killed(BaseException):
+class Killed(Exception):
     """Stands for a process that dies."""
 
 

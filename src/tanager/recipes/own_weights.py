@@ -22,7 +22,7 @@ _SAME = (
 )
 
 
-def told(weights: str | None, account: Account | None) -> list[str]:
+def remarks(weights: str | None, account: Account | None) -> list[str]:
     """Warn of weights that a run made; return what the model card says of them."""
     if weights is None or account is None:
         return []

@@ -279,7 +279,7 @@ def run(
         secret = hosts.chief_first(lambda: folder.seed(recipe.seed, make=make))
         task = tasks.make(recipe, dataset, secret, Path(out), progress)
         if task.origin is not None:
-            task.origin["changes"] += own_weights.told(recipe.weights, account)
+            task.origin["changes"] += own_weights.remarks(recipe.weights, account)
         if prepared.budget.class_counts is not None:
             task = _balanced(task, dataset)
         result = train(

@@ -386,7 +386,9 @@ def progress_bar(title: str, shown: bool) -> Iterator[Callable[[int, int], None]
             nonlocal said, first
             now = time.monotonic()
             # The time before the first call went on finding files, or compiling.
-            since, before = first = first or (now, done)
+            if first is None:
+                first = now, done
+            since, before = first
             due = now - said >= max(10.0, (now - since) / 20)
             if shown and hidden and done and due:
                 text = f"{title}: {done} of {total}"

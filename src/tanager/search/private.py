@@ -235,7 +235,7 @@ def _search(
     runs.mkdir(exist_ok=True)
     run_folder.seed_is_used()
     held_out = settings.recipe.validation_examples
-    notes = own_weights.told(settings.recipe.weights, account)
+    notes = own_weights.remarks(settings.recipe.weights, account)
     runs_made = []
     for number in range(settings.search.selection.draw(seed)):
         random = seed.generator("choices", number)

@@ -138,9 +138,9 @@ def export(
             name = config["architecture"]["name"]
             onnx.write(model, shape, folder / "model.onnx", name)
         else:
-            said = {"tanager": json.dumps(note(result, config))}
-            said = said if format == "tanager" else None
-            file = folder / "model.safetensors"
+            file, said = folder / "model.safetensors", None
+            if format == "tanager":  # others say which library reads them
+                said = {"tanager": json.dumps(note(result, config))}
             models.save_weights(model, file, format=format, metadata=said)
         write_text(folder / "config.json", json_text(described, indent=2) + "\n")
         write_text(folder / "README.md", card)

@@ -219,11 +219,11 @@ def train(
                 if done % every == 0 or done == mechanism.steps:
                     _require_finite(state, done)
                     line = {"step": done, "epsilon": bound, "seconds": clock.seconds()}
-                    with _saved_on_error(position, done, state, alone):
-                        evaluations = _evaluate(evaluate, step, state)
-                        line |= _released(state, evaluations)
-                        metrics.release(line)
-                        if on_metrics is not None:
+                    evaluations = _evaluate(evaluate, step, state)
+                    line |= _released(state, evaluations)
+                    metrics.release(line)
+                    if on_metrics is not None:
+                        with _saved_on_error(position, done, state, alone):
                             on_metrics(line)
                     shown.say(_sentence(line, mechanism.steps, algorithm.ema_decay > 0))
                     bound = _epsilon_ahead(algorithm, done, every)
