@@ -15,7 +15,7 @@ from tanager.cli import main
 
 PATIENTS = [f"P{number}" for number in range(20)]
 FEW = (0, 1, 2, 5)
-SPLITS = ("given", "by person", "by name", "by number")
+SPLITS = ("given", "by person", "by name", "by path", "by number")
 
 
 def pictures(folder, seed=0, columns="file,kind,patient"):
@@ -165,6 +165,24 @@ def test_all_of_a_few_images_are_measured_once(data, export, tmp_path, printed):
         code, out, err = printed(*words, "--json")
         assert code == 0 and "held out" not in err, err
         assert json.loads(out)["examples"] == len(FEW)
+
+
+def test_paths_in_another_folder_do_not_say_what_was_held_out(tmp_path, printed):
+    """Its parent's images have longer paths, so a hash of them is another."""
+    rows = ["image,kind"]
+    for number in range(60):
+        place = tmp_path / "data" / f"{number:02}"
+        place.mkdir(parents=True)
+        Image.fromarray(np.full((8, 8), number, np.uint8)).save(place / "view.png")
+        rows.append(f"data/{number:02}/view.png,{'ab'[number % 2]}")
+    (tmp_path / "labels.csv").write_text("\n".join(rows))
+    words = ["--labels", str(tmp_path / "labels.csv")]
+    run = trained(tmp_path / "data", tmp_path / "run", *words)
+    words = ["evaluate", run, *words, "--data"]
+    code, out, _ = printed(*words, tmp_path / "data", "--json")
+    assert code == 0 and 5 <= json.loads(out)["examples"] <= 20
+    code, _, err = printed(*words, tmp_path)
+    assert code == 2 and "by their paths in its folder" in err, err
 
 
 def test_a_part_of_the_training_images_is_not_all_of_them(data, tmp_path, printed):

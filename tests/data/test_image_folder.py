@@ -177,6 +177,25 @@ def test_a_name_alone_decides_what_is_held_out(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+def test_images_of_one_name_in_many_folders_are_held_out_by_their_paths(tmp_path):
+    """As in CheXpert, where all images have one of two names."""
+    paths = [f"{patient:03}/view.png" for patient in range(100)]
+    for number, path in enumerate(paths):
+        write(tmp_path / path, colour(number))
+    rows = [f"{path},{'ab'[number % 2]}" for number, path in enumerate(paths)]
+    splits = []
+    for kept in (rows, rows[:7] + rows[8:]):
+        (tmp_path / "labels.csv").write_text("\n".join(["image,label", *kept]))
+        if kept is not rows:
+            (tmp_path / paths[7]).unlink()
+        dataset = load("folder", tmp_path)
+        assert dataset.record and dataset.record["split"] == "by path"
+        splits.append({*everything(dataset.test)["image"][:, 0, 0, 0].tolist()})
+    assert 10 <= len(splits[0]) <= 30
+    assert splits[0] - {7} == splits[1]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("change", ["removed", "added", "of another class"])
 def test_a_change_of_one_image_moves_no_other(tmp_path, change):
     write_classes(tmp_path, 40)

@@ -179,6 +179,17 @@ def test_a_name_that_could_be_of_two_images_is_of_none(tmp_path):
     assert labelled._image_of(known, "\u1ea1\u0307.png") == ""
 
 
+def test_a_path_is_absolute_or_from_the_folder_its_parent_or_the_table(tmp_path):
+    """As in CheXpert, where all images have one of two names."""
+    folder, names = tmp_path / "photos", ["a/view.png", "csv/photos/a/view.png"]
+    known = labelled._known(folder, folder / "csv/labels.csv", names)
+    for path in (names[0], "../a/view.png", f"{folder}/a/view.png"):
+        assert known[path] == names[0]
+    assert known["photos/csv/photos/a/view.png"] == names[1]
+    assert known["photos/a/view.png"] == ""  # one from the parent, another from there
+    assert known["view.png"] == ""
+
+
 def test_a_first_row_is_not_shown_as_names_of_columns(tmp_path):
     csv("9.png,zoe", "1.png,ann")(tmp_path)
     with pytest.raises(

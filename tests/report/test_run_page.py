@@ -304,7 +304,7 @@ def test_how_the_settings_were_chosen_and_how_files_were_read(tmp_path):
     config, result, metrics = run_files()
     reading = {"layout": "class folders", "conversion": "upright-8-bit"}
     config["reading"] = reading | {"size": "given", "not_read": {".txt": 20}}
-    config["reading"]["split"] = "by name"
+    config["reading"]["split"] = "by path"
     config["automatic"] = {
         "steps": "300, because <it> suits N = 960",
         "image_size": "32, because",

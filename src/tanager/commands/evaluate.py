@@ -35,6 +35,7 @@ _OF_DATA = ("labels", "image_column", "label_column", "uncertain", "groups")
 _SPLIT_BY = {
     "given": "the training data had one",
     "by name": "training split images by the names of their files",
+    "by path": "training split images by their paths in its folder",
     "by person": "training split by person (groups)",
     "by number": "training split images by their number in a file",
 }
@@ -312,7 +313,7 @@ def _require_split(
             validate.refuse("split", options.split, rule, remedy)
     found, trained = (dataset.record or {}).get("split"), recorded.get("split")
     same = found == trained
-    if found == "by number":
+    if found in ("by number", "by path"):
         own = recorded.get("data")
         same &= own is not None and Path(own).resolve() == Path(path).resolve()
     if found == "by person":

@@ -58,12 +58,15 @@ class Listing:
         names = [self.names[a:b] for a, b in zip(starts, self.ends, strict=True)]
         return np.array([os.fsdecode(name.partition(b"/")[0]) for name in names])
 
+    def name(self, index: int) -> str:
+        """Return the relative path of one file."""
+        start = self.ends[index - 1] if index else 0
+        return os.fsdecode(self.names[start : self.ends[index]])
+
     def file(self, index: int) -> str:
         """Return the path of one file."""
-        start = self.ends[index - 1] if index else 0
-        name = os.fsdecode(self.names[start : self.ends[index]])
         folder = self.classes[self.labels[index]] if self.nested else ""
-        return os.path.join(self.root, folder, name)
+        return os.path.join(self.root, folder, self.name(index))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -262,6 +265,7 @@ def held_out_by_name(
 ) -> tuple[str, np.ndarray | None]:
     """Choose about a fifth of the images, or of their owners, each by its name alone.
 
+    Where folders that are not classes hold images of one name, their paths decide.
     Return how (see `Record.split`), and which; None if neither has a name.
     """
     how = "by number" if owners is None else "by person"
@@ -269,8 +273,11 @@ def held_out_by_name(
         names, numbers = np.unique(owners, return_inverse=True)
         held = np.array([_held_out(str(name)) for name in names])[numbers]
     elif isinstance(source, FolderSource):
-        places, how = map(source.place, range(len(source))), "by name"
-        held = np.array([_held_out(file.name) for file, _ in places])
+        paths = [source.listing.name(index) for index in range(len(source))]
+        names, how = [os.path.basename(path) for path in paths], "by name"
+        if len({*names}) < len(names):
+            names, how = paths, "by path"
+        held = np.array([*map(_held_out, names)])
     else:
         return how, None
     if isinstance(source, FolderSource):

@@ -236,7 +236,13 @@ def _has_labels(folder: Path, file: Path, layout: Layout) -> bool:
         if 1 < len(pairs) == len({*places}) == len(values) < len(found):
             return False  # The folders are its values.
     usual = {*LABEL_NAMES}.intersection(name.lower() for name in names)
-    if usual or layout.label_column or len({*places}) == 1 or len(names) == 2:
+    if (
+        usual
+        or layout.label_column
+        or layout.multi_label
+        or len({*places}) == 1
+        or len(names) == 2
+    ):
         return True
     rule = f"names images in {len({*places})} folders, and may hold their labels"
     remedy = f"{_shown(names)}: give --labels {file.name} --label-column NAME; or, if "
@@ -339,13 +345,18 @@ def _rows(file: Path) -> tuple[list[str], dict[int, list[str]]]:
 def _known(folder: Path, file: Path, files: Sequence[str]) -> dict[str, str]:
     """Return each image by what may name it: a path, a name, a name without ending.
 
-    What several images share names none of them. Letters with accents may be encoded in
-    another way than in the file's name (Unicode NFC, as here, or NFD).
+    A path is absolute, or relative to the folder, to its parent (as in CheXpert) or to
+    the file's folder. What several images share names none of them. Letters with
+    accents may be encoded in another way than in the file's name (Unicode NFC, as here,
+    or NFD).
     """
-    beside = os.path.relpath(folder, file.parent)
+    here, beside = os.path.abspath(folder), os.path.abspath(file.parent)
     whole, short = {}, {}
     for each in files:
-        whole |= {each: each, os.path.normpath(os.path.join(beside, each)): each}
+        path = os.path.join(here, each)
+        near = each if here == beside else os.path.relpath(path, beside)
+        for part in {each, path, near, os.path.join(os.path.basename(here), each)}:
+            whole[part] = each if whole.get(part, each) == each else ""
         name = os.path.basename(each)
         for part in {name, os.path.splitext(name)[0], os.path.splitext(each)[0]}:
             short[part] = "" if part in short else each

@@ -104,7 +104,8 @@ class Record:
         layout: in words.
         size: "given", "as they are" or "default".
         split: where the test images come from: "given" by the files, or held out
-            "by name" of the image, "by person", or "by number".
+            "by name" of the image, "by path" if several share a name (in folders
+            that are not classes), "by person", or "by number".
         not_read: how many files are not images, by ending.
         notes: one sentence each.
     """
