@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -91,6 +92,28 @@ def test_every_image_has_its_own_labels(images, tmp_path, form):
     assert ("blank cells in columns of labels are read as 0" in told) == (
         form == "blank"
     )
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_training_and_test_images_may_have_tables_of_their_own(images, tmp_path, other):
+    """As CheXpert; both have the same columns of labels."""
+    copied = shutil.copytree(images, tmp_path / "scans")
+    for name, part in (("train", range(16)), ("valid", range(16, COUNT))):
+        rows = [",".join(of_flags(n)) for n in part]
+        if other and name == "valid":
+            rows[0] = rows[0].rpartition(",")[0] + ",high"
+        (copied / f"{name}.csv").write_text("\n".join([FLAGS, *rows]))
+    if other:
+        with pytest.raises(
+            ValueError, match=r"valid\.csv.* has other columns of label"
+        ):
+            load("folder", Layout(copied, multi_label=True))
+        return
+    dataset, told = read(copied, None)
+    assert "labels are read from train.csv and valid.csv" in told
+    assert dataset.record and dataset.record["split"] == "given"
+    assert len(dataset.train) == 16
+    assert all_own(dataset)
 
 
 def test_labels_of_other_images_are_seen(images, tmp_path, monkeypatch):

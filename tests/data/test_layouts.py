@@ -199,6 +199,33 @@ def csv_elsewhere(path):
     return Layout(path / "x", labels=path / "table.csv", label_column="ill")
 
 
+def tables_in_halves(path):
+    """As `imagefolder` of Hugging Face."""
+    for half, numbers in {"train": range(8), "test": range(8, COUNT)}.items():
+        write(path, *(f"{half}/x/{n}.png" for n in numbers))
+        lines = [f"x/{n}.png,{'ab'[n % 2]},{n}" for n in numbers]
+        table = "\n".join(["file_name,label,age", *lines])
+        (path / half / "metadata.csv").write_text(table)
+
+
+def tables_of_halves(path):
+    """As CheXpert: the paths begin with the folder's own name."""
+    names = {"Train": range(8), "RFM_Validation": range(8, COUNT)}
+    for name, numbers in names.items():
+        write(path / "set", *(f"{n % 3}/{n}.png" for n in numbers))
+        lines = [f"set/{n % 3}/{n}.png,{'ab'[n % 2]},{n + 50}" for n in numbers]
+        table = "\n".join(["scan,class,age", *lines])
+        (path / f"set/{name}_labels.csv").write_text(table)
+    return Layout(path / "set", label_column="class")
+
+
+def column_for_each_class(path):
+    """As ISIC 2019; 0 and 1 are images, too."""
+    write(path, *(f"images/{n}.png" for n in range(COUNT)))
+    lines = [f"{n},{1 - n % 2},{n % 2}" for n in range(COUNT)]
+    (path / "truth.csv").write_text("\n".join(["image,a,b", *lines]))
+
+
 READ = {
     alone: ("ab", 10),
     training_testing: ("ab", 8),
@@ -226,6 +253,9 @@ READ = {
     csv_beside_plain_halves: ("ab", 8),
     csv_that_says_what_folders_say: ("ab", 10),
     csv_elsewhere: (("no", "yes"), 10),
+    tables_in_halves: ("ab", 8),
+    tables_of_halves: ("ab", 8),
+    column_for_each_class: ("ab", 10),
 }
 
 

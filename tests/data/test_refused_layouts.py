@@ -8,7 +8,7 @@ import pytest
 import small_sources as small
 from numbered import image, rows, write
 
-from tanager.data import Layout, labelled, load
+from tanager.data import Layout, label_files, load
 
 
 def loose(path):
@@ -47,6 +47,23 @@ def unclear(path):
 
 def pointer(path):
     (path / "train.parquet").write_text("version https://git-lfs.github.com/spec/v1\n")
+
+
+def parts(first, second, others=()):
+    """Folders of training and test images, not of classes."""
+
+    def make(path):
+        write(path, *(f"{name}/{n}.png" for name in (first, second) for n in (1, 2)))
+        for name, text in others:
+            (path / name).write_text(text)
+
+    return make
+
+
+LABELLED = "image,label\ntrain/1.png,zoe\ntrain/2.png,ann"
+TABLES = [("train.csv", LABELLED), ("test.csv", "image\ntest/1.png\ntest/2.png")]
+TWICE = [("train.csv", LABELLED), ("test.csv", f"{LABELLED}\ntest/2.png,ann")]
+TWO_TESTS = [*TWICE, ("more test.csv", LABELLED)]
 
 
 @pytest.mark.parametrize("ending", ["parquet", "arrow"])
@@ -161,6 +178,16 @@ SPLIT = ("image,label,split", "1.png,zoe,train")
             "labels.csv') has fewer than two images a class, if every label is a class",
         ),
         (one_class, "has one class only: two classes or more are needed"),
+        (
+            parts("train", "test1"),
+            "has training and test images (test1, train), but no",
+        ),
+        (parts("trainA", "TEST"), "or --labels-from-name; if they are classes, rename"),
+        (parts("Images_Training", "val", TABLES), "(Images_Training, val), but no cla"),
+        (parts("train", "test", TWICE), "test.csv') names an image that is in train.c"),
+        (parts("train", "test", TWO_TESTS), "but no class folders: make a folder for"),
+        (csv("image,a,b", "1.png,1,0", "2.png,1,1"), "has no column 'label' or"),
+        (csv("image,a,b", "1.png,1,0", "2.png,,"), "has no column 'label' or"),
     ],
 )
 def test_what_is_not_understood_is_described(tmp_path, make, message):
@@ -172,22 +199,29 @@ def test_what_is_not_understood_is_described(tmp_path, make, message):
     assert not re.search(r"\bzoe|\bann\b", told)
 
 
+def test_a_class_may_be_called_train(tmp_path):
+    write(tmp_path, *(f"{name}/{n}.png" for name in ("train", "bus") for n in range(9)))
+    with pytest.warns(UserWarning, match="are held out"):
+        assert load("folder", tmp_path).classes == ("bus", "train")
+
+
 def test_a_name_that_could_be_of_two_images_is_of_none(tmp_path):
     names = ["a\u0323\u0307.png", "a\u0307\u0323.png"]  # one letter, two marks
-    known = labelled._known(tmp_path, tmp_path / "labels.csv", names)
-    assert labelled._image_of(known, names[0]) == names[0]
-    assert labelled._image_of(known, "\u1ea1\u0307.png") == ""
+    known = label_files.names_of(tmp_path, tmp_path / "labels.csv", names)
+    assert label_files.image_of(known, names[0]) == names[0]
+    assert label_files.image_of(known, "\u1ea1\u0307.png") == ""
 
 
 def test_a_path_is_absolute_or_from_the_folder_its_parent_or_the_table(tmp_path):
     """As in CheXpert, where all images have one of two names."""
     folder, names = tmp_path / "photos", ["a/view.png", "csv/photos/a/view.png"]
-    known = labelled._known(folder, folder / "csv/labels.csv", names)
+    known = label_files.names_of(folder, folder / "csv/labels.csv", names)
     for path in (names[0], "../a/view.png", f"{folder}/a/view.png"):
         assert known[path] == names[0]
     assert known["photos/csv/photos/a/view.png"] == names[1]
     assert known["photos/a/view.png"] == ""  # one from the parent, another from there
-    assert known["view.png"] == ""
+    assert known["view.png"] == names[1]  # beside the table
+    assert label_files.names_of(folder, folder / "labels.csv", names)["view.png"] == ""
 
 
 def test_a_first_row_is_not_shown_as_names_of_columns(tmp_path):

@@ -9,7 +9,8 @@ Arrow          the same, ``.arrow``, ``.feather`` or ``.ipc``; what `save_to_dis
                Hugging Face's `datasets` writes (its state.json names the files)
 npy            ``train_images.npy``, uint8[N, H, W, C], and ``train_labels.npy``
 npz            one file with ``train_images`` and ``train_labels``, as MedMNIST's
-labels         images in any folders, and one CSV file beside the folders
+labels         images in any folders, and one CSV file beside the folders; or one of
+               training and one of test images
 class folders  ``train/<class>/*`` and ``test/<class>/*``; or ``<class>/*`` alone
 =============  =====================================================================
 
@@ -316,8 +317,8 @@ def _labelled(folder: Path, wanted: Wanted) -> Found | None:
     layout, record = wanted.layout, wanted.record
     if layout.labels_from_name:
         found = labelled.from_names(folder, wanted.groups, record)
-    elif file := labelled.table_of(folder, layout, record):
-        found = labelled.from_table(folder, file, layout, wanted.groups, record)
+    elif tables := labelled.tables_of(folder, layout, record):
+        found = labelled.from_tables(folder, tables, layout, wanted.groups, record)
     else:
         return None
     alone = len(found) == 1

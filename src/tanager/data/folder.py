@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -34,6 +35,7 @@ TRAINS = ("train", "training")
 """Names that a folder of training images may have, in lower or upper case."""
 TESTS = ("test", "testing", "val", "valid", "validation")
 """Names a folder of test images may have; the first that has class folders is taken."""
+_PARTS = (*TRAINS, *TESTS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +118,12 @@ class FolderSource(EncodedImages):
         return (self.table, f"row of {file} ") if self.table else (file, place)
 
 
+def part_of(name: str) -> str:
+    """Return the word of a name that is one of `TRAINS` or `TESTS`; "" if none is."""
+    words = re.findall("[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
+    return next((word.lower() for word in words if word.lower() in _PARTS), "")
+
+
 def has_classes(path: Path, names: Sequence[str] = ()) -> bool:
     """Return whether there is such a folder, with folders in it (some of `names`)."""
     found = set(looked(path)[2]) if path.is_dir() else set()
@@ -159,6 +167,14 @@ def list_folder(
         refuse_file(path, rule, f"{remedy}: {described(path)}")
     _other_entries(path, (), record)
     found = _class_files(path, grouped, record)
+    parts = {part_of(name) for name in found}
+    if "" not in parts and parts.intersection(TRAINS) and parts.intersection(tests):
+        rule = (
+            f"has training and test images ({', '.join(found)}), but no class folders"
+        )
+        remedy = "make a folder for each class in them, or give --labels FILE (a CSV "
+        remedy += "file) or --labels-from-name; if they are classes, rename them"
+        refuse_file(path, rule, remedy)
     if not hold_out:
         every = _listing(path, found.items())
         return every, every
@@ -219,7 +235,10 @@ def _class_files(folder: Path, grouped: bool, record: Record) -> dict[str, list[
             first = deeper[0].relative_to(folder / name)
             rule = f"is a class whose images are in folders, such as {first}"
             remedy = "if each folder is one person, give groups='folder' (--groups "
-            remedy += "folder), else move the images up into the class folder"
+            remedy += (
+                f"folder); if each is one class, give {folder / name} as the data; "
+            )
+            remedy += "else move the images up into the class folder"
             refuse_file(folder / name, rule, remedy)
         elif deeper:
             record.notes.append(

@@ -67,6 +67,13 @@ def read_labels(
     return tuple(names[n] for n in flags), _flags(file, found, layout, record)
 
 
+def ones_of(rows: Sequence[Sequence[str]]) -> list[int] | None:
+    """Return the number of the cell of each row that is 1; None if others are not 0."""
+    cells = [[_CELLS.get(cell.lower()) for cell in row] for row in rows]
+    alone = all(row.count(1) == 1 and row.count(0) == len(row) - 1 for row in cells)
+    return [row.index(1) for row in cells] if alone else None
+
+
 def _of_names(file: Path, values: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:
     parts = [{name.strip() for name in value.split(_MARK)} for value in values]
     sets = [{name for name in each if name.lower() not in _NONE} for each in parts]

@@ -1,39 +1,32 @@
 """Images in any folders, with labels in a CSV file or in the names of the files."""
 
-import csv
-import io
 import os
 import re
-import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from tanager import _validate as validate
 from tanager._cache import expanded
-from tanager._reading import UnreadableFile, reading, refuse_file
-from tanager.data.folder import TESTS, TRAINS, FolderSource, has_classes, list_files
-from tanager.data.label_sets import USUAL, read_labels
-from tanager.data.labels import MISSING, RENAME
-from tanager.data.layout import (
-    Layout,
-    Record,
-    counted,
-    described,
-    looked,
-    near_column,
-    walked,
+from tanager._reading import UnreadableFile, refuse_file
+from tanager.data import label_files
+from tanager.data.folder import (
+    TESTS,
+    TRAINS,
+    FolderSource,
+    has_classes,
+    list_files,
+    part_of,
 )
+from tanager.data.label_sets import ones_of, read_labels
+from tanager.data.layout import Layout, Record, counted, described, looked, walked
 
 
 TABLES = (".csv", ".tsv")
 """Endings of files of labels."""
-IMAGE_NAMES = ("image", "file", "filename", "file_name", "path", "image_path", "img")
-LABEL_NAMES = ("label", "labels", "class", "target", "category", "diagnosis")
-"""Names that a column usually has, in lower or upper case."""
 _HALVES = (*TRAINS, *TESTS)
-_LARGEST = 1 << 30  # bytes of a CSV file
 _BEGINNING = re.compile(r"[^\d_.(-]+")
 
 
@@ -55,93 +48,118 @@ def from_names(folder: Path, groups: str | None, record: Record) -> list[FolderS
     return _sources(folder, files, np.array(values), owners, splits, record)
 
 
-def from_table(
-    folder: Path, file: Path, layout: Layout, groups: str | None, record: Record
+def from_tables(
+    folder: Path,
+    tables: Sequence[Path],
+    layout: Layout,
+    groups: str | None,
+    record: Record,
 ) -> list[FolderSource]:
-    """Return the images of a folder that a CSV file has a label for.
+    """Return the images of a folder that CSV files have labels for.
 
-    They are training images and test images if it has a column ``split``, or if they
-    lie in folders named so, or else one source of all.
+    Two files are of training images and of test images. In one file a column ``split``
+    may say which are; else the folders that images lie in, if they are named so.
     """
-    names, rows = _rows(file)
-    files = _files(folder, record, besides=file)
-    known = _known(folder, file, files)
-    if any(_image_of(known, cell) is not None for cell in names):
+    files = _files(folder, record, besides=tables)
+    read = [_labels(folder, file, files, layout, groups, record) for file in tables]
+    order = [image for part in read for image in part.images]
+    last = tables[-1]
+    if len({*order}) < len(order):
+        rule = f"names an image that is in {tables[0].name} too"
+        refuse_file(last, rule, "leave each image in one of them", "labels")
+    if read[-1].classes != read[0].classes:
+        rule = f"has other columns of labels than {tables[0].name}"
+        refuse_file(last, rule, "give them the same columns", "labels")
+    if without := len(files) - len(order):
+        named = " and ".join(file.name for file in tables)
+        record.notes.append(
+            f"not read: {counted(without, 'image')} without a row in {named}"
+        )
+    owners = _folders(folder, order, groups)
+    if owners is None and groups is not None:
+        owners = np.concatenate([part.owners for part in read])
+    splits = read[0].splits
+    if len(tables) > 1:
+        names = (TRAINS[0], TESTS[0])
+        splits = [
+            name for name, part in zip(names, read, strict=True) for _ in part.images
+        ]
+    elif splits is None:
+        splits = _split_folders(folder, order)
+    values = np.concatenate([part.values for part in read])
+    sources = _sources(folder, order, values, owners, splits, record)
+    for number, source in enumerate(sources):
+        source.class_names = read[0].classes
+        source.table = tables[min(number, len(tables) - 1)]
+    return sources
+
+
+class _Labels(NamedTuple):
+    """What a CSV file says: of each image its label, owner and split, where it does."""
+
+    images: list[str]
+    values: np.ndarray
+    classes: tuple[str, ...]
+    owners: np.ndarray
+    splits: list[str] | None
+
+
+def _labels(
+    folder: Path,
+    file: Path,
+    files: Sequence[str],
+    layout: Layout,
+    groups: str | None,
+    record: Record,
+) -> _Labels:
+    names, rows = label_files.read_rows(file)
+    known = label_files.names_of(folder, file, files)
+    if any(label_files.image_of(known, cell) is not None for cell in names):
         rule = "has no names of columns: its first line names an image"
         refuse_file(file, rule, "add a first line such as image,label", "labels")
-    image = _image_column(file, names, rows.values(), known, layout.image_column)
+    given = layout.image_column
+    image = label_files.image_column(file, names, rows.values(), known, given)
     owner = names.index(groups) if groups in names else None
     if owner is not None and groups == "folder":
         rule = f"means a folder for each person, and {file.name} has a column 'folder'"
         validate.refuse("groups", groups, rule, "rename this column")
     if owner is None and groups not in (None, "folder"):
         rule = f"must be 'folder' or a column of {file.name}"
-        validate.refuse("groups", groups, rule, _near(groups, names))
+        validate.refuse("groups", groups, rule, label_files.near(groups, names))
     split = next((n for n, name in enumerate(names) if name.lower() == "split"), None)
     others = [n for n in range(len(names)) if n not in (image, owner, split)]
-    label = None
-    if not layout.multi_label:
-        label = _label_column(file, names, others, layout.label_column)
+    given, label, ones = layout.label_column, None, None
+    usual = {*label_files.LABEL_NAMES}.intersection(names[n].lower() for n in others)
+    if not (layout.multi_label or given or usual or len(others) < 2):
+        ones = ones_of([[row[n] for n in others] for row in rows.values()])
+    if ones is None and not layout.multi_label:
+        label = label_files.label_column(file, names, others, given)
     filled = [column for column in (label, owner) if column is not None]
-    row_of = _row_of_image(folder, file, rows, image, known, filled)
-    if without := len(files) - len(row_of):
-        images = counted(without, "image")
-        record.notes.append(f"not read: {images} without a row in {file.name}")
+    row_of = label_files.row_of_image(folder, file, rows, image, known, filled)
     order = sorted(row_of)
     lines = [rows[row_of[each]] for each in order]
-    owners = _folders(folder, order, groups)
-    if owner is not None:
-        owners = np.array([line[owner] for line in lines])
     classes: tuple[str, ...] = ()
-    if label is None:
-        column = _names_column(file, names, others, layout.label_column)
+    if label is not None:
+        values = np.array([line[label] for line in lines])
+    elif ones is not None:
+        of_row = dict(zip(rows, ones, strict=True))
+        classes = tuple(names[n] for n in others)
+        values = np.array([of_row[row_of[each]] for each in order])
+        record.notes.append("the class of an image is the column that has 1")
+    else:
+        column = label_files.names_column(file, names, others, given)
         classes, values = read_labels(
             file, names, lines, others, column, layout, record
         )
-    else:
-        values = np.array([line[label] for line in lines])
-    if split is None:
-        splits = _split_folders(folder, order)
-    else:
-        splits = [line[split].lower() for line in lines]
+    splits = None if split is None else [line[split].lower() for line in lines]
+    if splits is not None:
         found = {*splits}
         if found - {*_HALVES} or not all(found & {*half} for half in (TRAINS, TESTS)):
             rule = "has a column 'split', which must say train or test in each row"
             remedy = "rename the column if it says something else"
             refuse_file(file, rule, remedy, "labels")
-    sources = _sources(folder, order, values, owners, splits, record)
-    for source in sources:
-        source.class_names, source.table = classes, file
-    return sources
-
-
-def _row_of_image(
-    folder: Path,
-    file: Path,
-    rows: Mapping[int, Sequence[str]],
-    image: int,
-    known: Mapping[str, str],
-    filled: Sequence[int],
-) -> dict[str, int]:
-    """Return the number of the row of each image; refuse a gap in columns `filled`."""
-    numbers: dict[str, int] = {}
-    for number, row in rows.items():
-        found = _image_of(known, row[image])
-        if not found:
-            what = "no image" if found is None else "several images"
-            remedy = f"give its path, relative to {folder}: {described(folder)}"
-            refuse_file(file, f"row {number} names {what}", remedy, "labels")
-        if found in numbers:
-            rule = f"row {number} names the image of row {numbers[found]}"
-            refuse_file(file, rule, "leave only one of them there", "labels")
-        for column in filled:
-            if (cell := row[column]).lower() in ("", *MISSING):
-                rule = f"row {number} has {cell or 'nothing'} in column {column + 1}"
-                remedy = "fill it in, or leave out the row"
-                remedy += f"; {RENAME}" if cell else ""
-                refuse_file(file, rule, remedy, "labels")
-        numbers[found] = number
-    return numbers
+    owners = np.array([line[owner] for line in lines] if owner is not None else [])
+    return _Labels(order, values, classes, owners, splits)
 
 
 def _split_folders(folder: Path, files: Sequence[str]) -> list[str]:
@@ -191,42 +209,78 @@ def _sources(
     return sources
 
 
-def table_of(folder: Path, layout: Layout, record: Record) -> Path | None:
-    """Return the CSV file that a layout names, else the only one beside the images."""
+def tables_of(folder: Path, layout: Layout, record: Record) -> list[Path]:
+    """Return the CSV files of labels: one, or one of training and one of test images.
+
+    One is named by the layout, or is the only one beside the images. Two have the same
+    columns, and are named for their parts or in folders so named.
+    """
     if layout.labels is not None:
         file = expanded(layout.labels)
         for place in (file, folder / file):
             if place.is_file():
-                return place
+                return [place]
         validate.refuse("labels", str(file), "is not a file", "give a CSV file")
     _, others, below = looked(folder)
-    tables = [name for name in others if name.lower().endswith(TABLES)]
-    if len(tables) != 1:
-        return None
-    file = folder / tables[0]
+    files = [folder / name for name in others if name.lower().endswith(TABLES)]
+    tables = files if len(files) == 1 else _of_parts(folder, files, below)
     several = len(below) > 1 or any(has_classes(folder / name) for name in below)
-    if several and not _has_labels(folder, file, layout):
-        return None
-    record.notes.append(f"labels are read from {file.name}")
-    return file
+    if not tables or (several and not _have_labels(folder, tables, layout)):
+        return []
+    named = " and ".join(str(file.relative_to(folder)) for file in tables)
+    record.notes.append(f"labels are read from {named}")
+    return tables
 
 
-def _has_labels(folder: Path, file: Path, layout: Layout) -> bool:
-    """Return whether the labels are in a CSV file, not in the names of the folders.
-
-    Refuse a file that names images in several folders and may hold labels, or not.
-    """
+def _of_parts(folder: Path, files: list[Path], below: Sequence[str]) -> list[Path]:
+    """Return the table of the training images and that of the test images; or none."""
+    inside = [
+        folder / name / other
+        for name in below
+        if part_of(name)
+        for other in looked(folder / name)[1]
+        if other.lower().endswith(TABLES)
+    ]
+    parts = {}
+    for file in files + inside:
+        part = part_of(file.stem) or part_of(file.parent.name)
+        parts.setdefault(part, []).append(file)
+    halves = [
+        next((parts[n] for n in names if n in parts), []) for names in (TRAINS, TESTS)
+    ]
+    if [*map(len, halves)] != [1, 1]:
+        return []
+    pair = [file for half in halves for file in half]
     try:
-        names, rows = _rows(file)
+        first, second = (label_files.read_rows(file)[0] for file in pair)
+    except UnreadableFile:
+        return []
+    same = first == second and "split" not in map(str.lower, first)
+    return pair if same else []
+
+
+def _have_labels(folder: Path, tables: Sequence[Path], layout: Layout) -> bool:
+    """Return whether the labels are in CSV files, not in the names of the folders.
+
+    Refuse files that name images in several folders and may hold labels, or not.
+    """
+    files, names, lines = _files(folder, Record()), [], []
+    try:
+        for table in tables:
+            names, rows = label_files.read_rows(table)
+            known = label_files.names_of(folder, table, files)
+            lines += [(known, row) for row in rows.values()]
     except UnreadableFile:
         return False
-    files = _files(folder, Record())
-    known = _known(folder, file, files)
-    columns = [*zip(*rows.values(), strict=True)]
+    columns = [[row[n] for _, row in lines] for n in range(len(names))]
     images = max(
-        ([_image_of(known, cell) for cell in each] for each in columns), key=_count
+        (
+            [label_files.image_of(known, row[n]) for known, row in lines]
+            for n in range(len(names))
+        ),
+        key=label_files.count_images,
     )
-    if 2 * _count(images) <= max(len(rows), len(files)):
+    if 2 * label_files.count_images(images) <= max(len(lines), len(files)):
         return False
     found = [n for n, image in enumerate(images) if image]
     places = [part[:1] for part in _places([images[n] or "" for n in found])]
@@ -235,33 +289,25 @@ def _has_labels(folder: Path, file: Path, layout: Layout) -> bool:
         values = {value for _, value in pairs}
         if 1 < len(pairs) == len({*places}) == len(values) < len(found):
             return False  # The folders are its values.
-    usual = {*LABEL_NAMES}.intersection(name.lower() for name in names)
-    if (
-        usual
-        or layout.label_column
-        or layout.multi_label
-        or len({*places}) == 1
-        or len(names) == 2
-    ):
+    usual = {*label_files.LABEL_NAMES}.intersection(name.lower() for name in names)
+    known_labels = usual or layout.label_column or layout.multi_label
+    if known_labels or len({*places}) == 1 or len(names) == 2:
         return True
     rule = f"names images in {len({*places})} folders, and may hold their labels"
-    remedy = f"{_shown(names)}: give --labels {file.name} --label-column NAME; or, if "
-    remedy += "each folder is one class, move this file elsewhere"
-    return refuse_file(file, rule, remedy, "labels")
+    remedy = f"{label_files.shown(names)}: give --labels {tables[0].name} "
+    remedy += "--label-column NAME; or, if each folder is one class, move this file "
+    remedy += "elsewhere"
+    return refuse_file(tables[0], rule, remedy, "labels")
 
 
-def _count(images: Sequence[str | None]) -> int:
-    return sum(map(bool, images))
-
-
-def _files(folder: Path, record: Record, besides: Path | None = None) -> list[str]:
+def _files(folder: Path, record: Record, besides: Sequence[Path] = ()) -> list[str]:
     """Return the paths of all images below a folder."""
-    found = []
+    found, tables = [], {file.resolve() for file in besides}
     for place, images, others in walked(folder):
         inside = place.relative_to(folder)
         found += [str(inside / name) for name in images]
         for name in others:
-            if besides is None or (place / name).resolve() != besides.resolve():
+            if (place / name).resolve() not in tables:
                 record.skip(name)
     if not found:
         refuse_file(folder, "has no images", described(folder))
@@ -310,139 +356,3 @@ def _besides_half(file: str) -> tuple[str, ...]:
     parts, half = Path(file).parent.parts, _half(file)
     at = [part.lower() for part in parts].index(half) if half else len(parts)
     return parts[:at] + parts[at + 1 :]
-
-
-def _rows(file: Path) -> tuple[list[str], dict[int, list[str]]]:
-    """Return the names of the columns of a CSV file, and its rows that hold something.
-
-    Rows have the numbers that a spreadsheet shows.
-    """
-    with reading(file, "is not a CSV file that can be read", argument="labels"):
-        if file.stat().st_size > _LARGEST:
-            refuse_file(file, "is larger than 1 GiB", argument="labels")
-        text = file.read_bytes().decode("utf-8-sig", "replace")
-        if "\ufffd" in text:
-            refuse_file(file, "is not UTF-8", "save it as UTF-8", argument="labels")
-        first = text.partition("\n")[0]
-        mark = max(",;\t", key=first.count)
-        lines = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
-        rows = {
-            number: [cell.strip() for cell in row]
-            for number, row in enumerate(lines, 1)
-            if any(row)
-        }
-    names = next(iter(rows.values()), [])
-    if len(rows) < 2 or len(names) < 2:
-        rule = "needs a line of names, and a line of two columns for each image"
-        refuse_file(file, rule, argument="labels")
-    for number, row in rows.items():
-        if len(row) != len(names):
-            rule = f"row {number} has {len(row)} columns, and the first line has "
-            refuse_file(file, f"{rule}{len(names)}", argument="labels")
-    return names, dict(list(rows.items())[1:])
-
-
-def _known(folder: Path, file: Path, files: Sequence[str]) -> dict[str, str]:
-    """Return each image by what may name it: a path, a name, a name without ending.
-
-    A path is absolute, or relative to the folder, to its parent (as in CheXpert) or to
-    the file's folder. What several images share names none of them. Letters with
-    accents may be encoded in another way than in the file's name (Unicode NFC, as here,
-    or NFD).
-    """
-    here, beside = os.path.abspath(folder), os.path.abspath(file.parent)
-    whole, short = {}, {}
-    for each in files:
-        path = os.path.join(here, each)
-        near = each if here == beside else os.path.relpath(path, beside)
-        for part in {each, path, near, os.path.join(os.path.basename(here), each)}:
-            whole[part] = each if whole.get(part, each) == each else ""
-        name = os.path.basename(each)
-        for part in {name, os.path.splitext(name)[0], os.path.splitext(each)[0]}:
-            short[part] = "" if part in short else each
-    exact, alike = short | whole, {}
-    for name, each in exact.items():
-        if (plain := unicodedata.normalize("NFC", name)) not in exact:
-            alike[plain] = each if alike.get(plain, each) == each else ""
-    return alike | exact
-
-
-def _image_of(known: Mapping[str, str], cell: str) -> str | None:
-    """Return the image that a cell names; "" if several, None if none."""
-    found = known.get(cell)
-    return known.get(unicodedata.normalize("NFC", cell)) if found is None else found
-
-
-def _image_column(
-    file: Path,
-    names: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    known: Mapping[str, str],
-    given: str | None,
-) -> int:
-    if given is None:
-        columns = zip(*rows, strict=True)
-        counts = [_count([_image_of(known, cell) for cell in each]) for each in columns]
-        most = max(counts)
-        if most and counts.count(most) == 1:
-            return counts.index(most)
-    return _named(file, names, range(len(names)), "image", given, IMAGE_NAMES)
-
-
-def _label_column(
-    file: Path, names: Sequence[str], others: Sequence[int], given: str | None
-) -> int:
-    if given is None and len(others) == 1:
-        return others[0]
-    return _named(file, names, others, "label", given, LABEL_NAMES)
-
-
-def _names_column(
-    file: Path, names: Sequence[str], others: Sequence[int], given: str | None
-) -> int | None:
-    """Return the column of names of labels, if it was named or has a usual name."""
-    usual = (*LABEL_NAMES, *USUAL)
-    if given is None and not any(names[n].lower() in usual for n in others):
-        return None
-    return _named(file, names, others, "label", given, usual)
-
-
-def _named(
-    file: Path,
-    names: Sequence[str],
-    columns: Sequence[int],
-    what: str,
-    given: str | None,
-    usual: Sequence[str],
-) -> int:
-    """Return the column that was named, or the first with a usual name."""
-    wanted = usual if given is None else (given,)
-    lower = {names[n] if given else names[n].lower(): n for n in columns}
-    for name in wanted:
-        if name in lower:
-            return lower[name]
-    if given in names:
-        rule = f"column {given!r} cannot be that of the {what}s too"
-        return refuse_file(file, rule, "name another", argument="labels")
-    rule = f"has no column {' or '.join(map(repr, wanted))}"
-    if given is not None:
-        remedy = f"{_near(given, names)} (--{what}-column)"
-        return refuse_file(file, rule, remedy, argument="labels")
-    remedy = f"name that of the {what}s with {what}_column (--{what}-column)"
-    return refuse_file(file, rule, f"{_shown(names)}: {remedy}", argument="labels")
-
-
-def _near(given: str, names: Sequence[str]) -> str:
-    """Return what mends the name of a column that is not there; no other is printed."""
-    if near := near_column(given, names):
-        return f"did you mean {near!r}?"
-    return f"give one of the {len(names)} names in its first line"
-
-
-def _shown(names: Sequence[str]) -> str:
-    """Return the names of columns in words; only their number if they may be a row."""
-    usual = {*IMAGE_NAMES, *LABEL_NAMES, "split"}
-    if usual.intersection(name.lower() for name in names):
-        return f"its columns are {list(names)!r:.300}"
-    rule = "its first line must name them"
-    return f"it has {len(names)} columns, none of a usual name ({rule})"

@@ -124,7 +124,7 @@ class Record:
 
     def warn(self) -> None:
         """Warn of everything that a person should know about how files were read."""
-        notes = list(self.notes)
+        notes = list(dict.fromkeys(self.notes))
         if total := self.not_read.total():
             are = "files are not images" if total > 1 else "file is not an image"
             notes.insert(0, f"{total} {are}, and not read: {_most(self.not_read)}")

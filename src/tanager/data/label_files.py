@@ -1,0 +1,202 @@
+"""CSV files of labels: their rows, their columns, and the image that a cell names."""
+
+import csv
+import io
+import os
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from tanager._reading import reading, refuse_file
+from tanager.data.label_sets import USUAL
+from tanager.data.labels import MISSING, RENAME
+from tanager.data.layout import described, near_column
+
+
+IMAGE_NAMES = ("image", "file", "filename", "file_name", "path", "image_path", "img")
+LABEL_NAMES = ("label", "labels", "class", "target", "category", "diagnosis")
+"""Names that a column usually has, in lower or upper case."""
+_LARGEST = 1 << 30  # bytes of a CSV file
+
+
+def read_rows(file: Path) -> tuple[list[str], dict[int, list[str]]]:
+    """Return the names of the columns of a CSV file, and its rows that hold something.
+
+    Rows have the numbers that a spreadsheet shows.
+    """
+    with reading(file, "is not a CSV file that can be read", argument="labels"):
+        if file.stat().st_size > _LARGEST:
+            refuse_file(file, "is larger than 1 GiB", argument="labels")
+        text = file.read_bytes().decode("utf-8-sig", "replace")
+        if "\ufffd" in text:
+            refuse_file(file, "is not UTF-8", "save it as UTF-8", argument="labels")
+        first = text.partition("\n")[0]
+        mark = max(",;\t", key=first.count)
+        lines = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
+        rows = {
+            number: [cell.strip() for cell in row]
+            for number, row in enumerate(lines, 1)
+            if any(row)
+        }
+    names = next(iter(rows.values()), [])
+    if len(rows) < 2 or len(names) < 2:
+        rule = "needs a line of names, and a line of two columns for each image"
+        refuse_file(file, rule, argument="labels")
+    for number, row in rows.items():
+        if len(row) != len(names):
+            rule = f"row {number} has {len(row)} columns, and the first line has "
+            refuse_file(file, f"{rule}{len(names)}", argument="labels")
+    return names, dict(list(rows.items())[1:])
+
+
+def names_of(folder: Path, file: Path, files: Sequence[str]) -> dict[str, str]:
+    """Return each image by what may name it: a path, a name, a name without ending.
+
+    A path is absolute, or relative to the folder, to its parent (as in CheXpert) or to
+    the file's folder. What several images share names none of them, or the only one of
+    them in the file's folder. Letters with accents may be encoded in another way than
+    in the file's name (Unicode NFC, as here, or NFD).
+    """
+    here, beside = os.path.abspath(folder), os.path.abspath(file.parent)
+    whole, below = {}, []
+    for each in files:
+        path = os.path.join(here, each)
+        relative = each if here == beside else os.path.relpath(path, beside)
+        for part in {each, path, relative, os.path.join(os.path.basename(here), each)}:
+            whole[part] = each if whole.get(part, each) == each else ""
+        if path.startswith(os.path.join(beside, "")):
+            below.append(each)
+    exact, alike = _short(files) | _short(below) | whole, {}
+    for name, each in exact.items():
+        if (plain := unicodedata.normalize("NFC", name)) not in exact:
+            alike[plain] = each if alike.get(plain, each) == each else ""
+    return alike | exact
+
+
+def _short(files: Sequence[str]) -> dict[str, str]:
+    """Return each image by its name, with and without its ending."""
+    short = {}
+    for each in files:
+        name = os.path.basename(each)
+        for part in {name, os.path.splitext(name)[0], os.path.splitext(each)[0]}:
+            short[part] = "" if part in short else each
+    return short
+
+
+def image_of(known: Mapping[str, str], cell: str) -> str | None:
+    """Return the image that a cell names; "" if several, None if none."""
+    found = known.get(cell)
+    return known.get(unicodedata.normalize("NFC", cell)) if found is None else found
+
+
+def count_images(images: Sequence[str | None]) -> int:
+    """Return how many images cells name."""
+    return len({*images} - {None, ""})
+
+
+def row_of_image(
+    folder: Path,
+    file: Path,
+    rows: Mapping[int, Sequence[str]],
+    image: int,
+    known: Mapping[str, str],
+    filled: Sequence[int],
+) -> dict[str, int]:
+    """Return the number of the row of each image; refuse a gap in columns `filled`."""
+    numbers: dict[str, int] = {}
+    for number, row in rows.items():
+        found = image_of(known, row[image])
+        if not found:
+            what = "no image" if found is None else "several images"
+            remedy = f"give its path, relative to {folder}: {described(folder)}"
+            refuse_file(file, f"row {number} names {what}", remedy, "labels")
+        if found in numbers:
+            rule = f"row {number} names the image of row {numbers[found]}"
+            refuse_file(file, rule, "leave only one of them there", "labels")
+        for column in filled:
+            if (cell := row[column]).lower() in ("", *MISSING):
+                rule = f"row {number} has {cell or 'nothing'} in column {column + 1}"
+                remedy = "fill it in, or leave out the row"
+                remedy += f"; {RENAME}" if cell else ""
+                refuse_file(file, rule, remedy, "labels")
+        numbers[found] = number
+    return numbers
+
+
+def image_column(
+    file: Path,
+    names: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    known: Mapping[str, str],
+    given: str | None,
+) -> int:
+    """Return the column that was named, or that names most images."""
+    if given is None:
+        columns = zip(*rows, strict=True)
+        counts = [
+            count_images([image_of(known, cell) for cell in each]) for each in columns
+        ]
+        most = max(counts)
+        if most and counts.count(most) == 1:
+            return counts.index(most)
+    return _named(file, names, range(len(names)), "image", given, IMAGE_NAMES)
+
+
+def label_column(
+    file: Path, names: Sequence[str], others: Sequence[int], given: str | None
+) -> int:
+    """Return the column that was named, is the only one, or has a usual name."""
+    if given is None and len(others) == 1:
+        return others[0]
+    return _named(file, names, others, "label", given, LABEL_NAMES)
+
+
+def names_column(
+    file: Path, names: Sequence[str], others: Sequence[int], given: str | None
+) -> int | None:
+    """Return the column of names of labels, if it was named or has a usual name."""
+    usual = (*LABEL_NAMES, *USUAL)
+    if given is None and not any(names[n].lower() in usual for n in others):
+        return None
+    return _named(file, names, others, "label", given, usual)
+
+
+def _named(
+    file: Path,
+    names: Sequence[str],
+    columns: Sequence[int],
+    what: str,
+    given: str | None,
+    usual: Sequence[str],
+) -> int:
+    """Return the column that was named, or the first with a usual name."""
+    wanted = usual if given is None else (given,)
+    lower = {names[n] if given else names[n].lower(): n for n in columns}
+    for name in wanted:
+        if name in lower:
+            return lower[name]
+    if given in names:
+        rule = f"column {given!r} cannot be that of the {what}s too"
+        return refuse_file(file, rule, "name another", argument="labels")
+    rule = f"has no column {' or '.join(map(repr, wanted))}"
+    if given is not None:
+        remedy = f"{near(given, names)} (--{what}-column)"
+        return refuse_file(file, rule, remedy, argument="labels")
+    remedy = f"name that of the {what}s with {what}_column (--{what}-column)"
+    return refuse_file(file, rule, f"{shown(names)}: {remedy}", argument="labels")
+
+
+def near(given: str, names: Sequence[str]) -> str:
+    """Return what mends the name of a column that is not there; no other is printed."""
+    if near := near_column(given, names):
+        return f"did you mean {near!r}?"
+    return f"give one of the {len(names)} names in its first line"
+
+
+def shown(names: Sequence[str]) -> str:
+    """Return the names of columns in words; only their number if they may be a row."""
+    usual = {*IMAGE_NAMES, *LABEL_NAMES, "split"}
+    if usual.intersection(name.lower() for name in names):
+        return f"its columns are {list(names)!r:.300}"
+    rule = "its first line must name them"
+    return f"it has {len(names)} columns, none of a usual name ({rule})"
