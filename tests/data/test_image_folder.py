@@ -329,9 +329,9 @@ def test_images_of_different_size(tmp_path):
         ),
         (
             lambda p: write(p / "train/cat/1.png", colour(1)),
-            "has a folder 'train' but none named test or testing or val or valid or "
-            "validation: it needs both, each of class folders, or class folders alone: "
-            "found 3 folders (cat, dog, train) and files .png 25",
+            "has class folders in train, but none in test or testing or val or valid "
+            "or validation: it needs both, each of class folders, or class folders "
+            "alone: found 3 folders (cat, dog, train) and files .png 25",
         ),
     ],
 )

@@ -199,6 +199,13 @@ def csv_elsewhere(path):
     return Layout(path / "x", labels=path / "table.csv", label_column="ill")
 
 
+def csv_of_pandas_on_windows(path):
+    """The first column, without a name, has the numbers of the rows."""
+    write(path, *(f"scans/{n}.png" for n in range(COUNT)))
+    lines = [f"{n},scans\\{n}.png,{'ab'[n % 2]}" for n in range(COUNT)]
+    (path / "labels.csv").write_text("\n".join([",scan,dx", *lines]))
+
+
 def tables_in_halves(path):
     """As `imagefolder` of Hugging Face."""
     for half, numbers in {"train": range(8), "test": range(8, COUNT)}.items():
@@ -253,6 +260,7 @@ READ = {
     csv_beside_plain_halves: ("ab", 8),
     csv_that_says_what_folders_say: ("ab", 10),
     csv_elsewhere: (("no", "yes"), 10),
+    csv_of_pandas_on_windows: ("ab", 10),
     tables_in_halves: ("ab", 8),
     tables_of_halves: ("ab", 8),
     column_for_each_class: ("ab", 10),

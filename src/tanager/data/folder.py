@@ -162,7 +162,7 @@ def list_folder(
         return _listing(train, parts[0]), _listing(test, parts[1])
     if there := train or test:
         missing = "train" if train is None else " or ".join(tests)
-        rule = f"has a folder {there.name!r} but none named {missing}"
+        rule = f"has class folders in {there.name}, but none in {missing}"
         remedy = "it needs both, each of class folders, or class folders alone"
         refuse_file(path, rule, f"{remedy}: {described(path)}")
     _other_entries(path, (), record)

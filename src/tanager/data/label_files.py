@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tanager._reading import reading, refuse_file
+from tanager.data.decoding import SUFFIXES
 from tanager.data.label_sets import USUAL
 from tanager.data.labels import MISSING, RENAME
 from tanager.data.layout import described, near_column
@@ -29,7 +30,7 @@ def read_rows(file: Path) -> tuple[list[str], dict[int, list[str]]]:
             refuse_file(file, "is larger than 1 GiB", argument="labels")
         text = file.read_bytes().decode("utf-8-sig", "replace")
         if "\ufffd" in text:
-            refuse_file(file, "is not UTF-8", "save it as UTF-8", argument="labels")
+            refuse_file(file, "is not UTF-8", "save it as CSV in UTF-8", "labels")
         first = text.partition("\n")[0]
         mark = max(",;\t", key=first.count)
         lines = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
@@ -85,8 +86,10 @@ def _short(files: Sequence[str]) -> dict[str, str]:
 
 def image_of(known: Mapping[str, str], cell: str) -> str | None:
     """Return the image that a cell names; "" if several, None if none."""
-    found = known.get(cell)
-    return known.get(unicodedata.normalize("NFC", cell)) if found is None else found
+    if (found := known.get(cell)) is not None:
+        return found
+    path = cell.replace("\\", "/")  # Windows writes the other one
+    return known.get(path, known.get(unicodedata.normalize("NFC", path)))
 
 
 def count_images(images: Sequence[str | None]) -> int:
@@ -108,7 +111,8 @@ def row_of_image(
         found = image_of(known, row[image])
         if not found:
             what = "no image" if found is None else "several images"
-            remedy = f"give its path, relative to {folder}: {described(folder)}"
+            remedy = f"leave it out, or give its path, relative to {folder}: "
+            remedy += described(folder)
             refuse_file(file, f"row {number} names {what}", remedy, "labels")
         if found in numbers:
             rule = f"row {number} names the image of row {numbers[found]}"
@@ -130,15 +134,20 @@ def image_column(
     known: Mapping[str, str],
     given: str | None,
 ) -> int:
-    """Return the column that was named, or that names most images."""
+    """Return the column that was named, or that names most images.
+
+    Of two, it is the one with endings: the other has the numbers of the rows.
+    """
     if given is None:
-        columns = zip(*rows, strict=True)
-        counts = [
-            count_images([image_of(known, cell) for cell in each]) for each in columns
-        ]
-        most = max(counts)
-        if most and counts.count(most) == 1:
-            return counts.index(most)
+        found = []
+        for cells in zip(*rows, strict=True):
+            count = count_images([image_of(known, cell) for cell in cells])
+            found.append(
+                (count, sum(cell.lower().endswith(SUFFIXES) for cell in cells))
+            )
+        most = max(found)
+        if most[0] and found.count(most) == 1:
+            return found.index(most)
     return _named(file, names, range(len(names)), "image", given, IMAGE_NAMES)
 
 

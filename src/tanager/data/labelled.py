@@ -127,7 +127,9 @@ def _labels(
         rule = f"must be 'folder' or a column of {file.name}"
         validate.refuse("groups", groups, rule, label_files.near(groups, names))
     split = next((n for n, name in enumerate(names) if name.lower() == "split"), None)
-    others = [n for n in range(len(names)) if n not in (image, owner, split)]
+    others = [
+        n for n, name in enumerate(names) if name and n not in (image, owner, split)
+    ]
     given, label, ones = layout.label_column, None, None
     usual = {*label_files.LABEL_NAMES}.intersection(names[n].lower() for n in others)
     if not (layout.multi_label or given or usual or len(others) < 2):
