@@ -99,6 +99,17 @@ def test_weights_out_of_their_folder_tell_what_they_spent(tmp_path):
             own_weights.remarks(str(file), account)
 
 
+@pytest.mark.parametrize("account", [False, True])
+def test_weights_that_no_guarantee_covers_are_told(tmp_path, account):
+    account = Account(tmp_path / "account") if account else None
+    open_run = NOTE | {"private": False, "charge": None, "epsilon": None}
+    file = tmp_path / "model.safetensors"
+    said = {"tanager": json.dumps(open_run)}
+    save_file({"a": np.zeros(1, np.float32)}, file, said)
+    with pytest.warns(UserWarning, match="was not private, so no ε covers the images"):
+        assert own_weights.remarks(str(file), account)
+
+
 def moved(before, after):
     assert {name: x.shape for name, x in after.items()} == {
         name: x.shape for name, x in before.items()

@@ -16,6 +16,9 @@ from tanager.privacy.shown import format_delta, format_epsilon
 
 _NUMBERS = {"epsilon": Maybe(float), "delta": Maybe(float)}
 _NOTE = {"charge": Maybe(str), "private": Maybe(bool), **_NUMBERS}
+_OPEN = (
+    "of a run that was not private, so no ε covers the images that it was trained on"
+)
 _SAME = (
     "of a run on the same data, so the model spent all that the account says, and not "
     "only the ε of its last run"
@@ -24,11 +27,15 @@ _SAME = (
 
 def remarks(weights: str | None, account: Account | None) -> list[str]:
     """Warn of weights that a run made; return what the model card says of them."""
-    if weights is None or account is None:
+    if weights is None:
         return []
     note = _note(weights)
-    if note.get("charge") in account.read().charges:
+    if account is not None and note.get("charge") in account.read().charges:
         text, remedy = _SAME, "start from weights of other data"
+    elif note.get("private") is False:
+        text, remedy = _OPEN, "start from weights of public images"
+    elif account is None:
+        return []
     elif note.get("private") and None not in (note["epsilon"], note["delta"]):
         text = f"of a run with ε = {format_epsilon(note['epsilon'])} at "
         text += f"δ = {format_delta(note['delta'])}, which adds to the ε of this one "
