@@ -317,9 +317,9 @@ def _labelled(folder: Path, wanted: Wanted) -> Found | None:
     layout, record = wanted.layout, wanted.record
     if layout.labels_from_name:
         found = labelled.from_names(folder, wanted.groups, record)
-    elif tables := labelled.tables_of(folder, layout, record):
-        found = labelled.from_tables(folder, tables, layout, wanted.groups, record)
     else:
+        found = labelled.from_tables(folder, layout, wanted.groups, record)
+    if not found:
         return None
     alone = len(found) == 1
     names = found[0].class_names

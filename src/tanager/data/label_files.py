@@ -4,8 +4,9 @@ import csv
 import io
 import os
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tanager._reading import reading, refuse_file
 from tanager.data.decoding import SUFFIXES
@@ -20,11 +21,34 @@ LABEL_NAMES = ("label", "labels", "class", "target", "category", "diagnosis")
 _LARGEST = 1 << 30  # bytes of a CSV file
 
 
-def read_rows(file: Path) -> tuple[list[str], dict[int, list[str]]]:
-    """Return the names of the columns of a CSV file, and its rows that hold something.
+class Table(NamedTuple):
+    """A CSV file of labels.
 
-    Rows have the numbers that a spreadsheet shows.
+    Attributes:
+        file: where it is.
+        names: of its columns.
+        rows: those that hold something, by the numbers that a spreadsheet shows.
+        known: each image by what may name it, as `names_of`.
     """
+
+    file: Path
+    names: list[str]
+    rows: dict[int, list[str]]
+    known: dict[str, str]
+
+
+def read_table(folder: Path, file: Path, files: Sequence[str]) -> Table:
+    """Read a CSV file that names images of a folder, `files`."""
+    names, rows = _read_rows(file)
+    known = names_of(folder, file, files)
+    if any(image_of(known, cell) is not None for cell in names):
+        rule = "has no names of columns: its first line names an image"
+        refuse_file(file, rule, "add a first line such as image,label", "labels")
+    return Table(file, names, rows, known)
+
+
+def _read_rows(file: Path) -> tuple[list[str], dict[int, list[str]]]:
+    """Return the names of the columns of a CSV file, and its rows."""
     with reading(file, "is not a CSV file that can be read", argument="labels"):
         if file.stat().st_size > _LARGEST:
             refuse_file(file, "is larger than 1 GiB", argument="labels")
@@ -98,17 +122,12 @@ def count_images(images: Sequence[str | None]) -> int:
 
 
 def row_of_image(
-    folder: Path,
-    file: Path,
-    rows: Mapping[int, Sequence[str]],
-    image: int,
-    known: Mapping[str, str],
-    filled: Sequence[int],
+    folder: Path, table: Table, image: int, filled: Sequence[int]
 ) -> dict[str, int]:
     """Return the number of the row of each image; refuse a gap in columns `filled`."""
-    numbers: dict[str, int] = {}
-    for number, row in rows.items():
-        found = image_of(known, row[image])
+    file, numbers = table.file, {}
+    for number, row in table.rows.items():
+        found = image_of(table.known, row[image])
         if not found:
             what = "no image" if found is None else "several images"
             remedy = f"leave it out, or give its path, relative to {folder}: "
@@ -127,58 +146,48 @@ def row_of_image(
     return numbers
 
 
-def image_column(
-    file: Path,
-    names: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    known: Mapping[str, str],
-    given: str | None,
-) -> int:
+def image_column(table: Table, given: str | None) -> int:
     """Return the column that was named, or that names most images.
 
     Of two, it is the one with endings: the other has the numbers of the rows.
     """
     if given is None:
         found = []
-        for cells in zip(*rows, strict=True):
-            count = count_images([image_of(known, cell) for cell in cells])
+        for cells in zip(*table.rows.values(), strict=True):
+            count = count_images([image_of(table.known, cell) for cell in cells])
             found.append(
                 (count, sum(cell.lower().endswith(SUFFIXES) for cell in cells))
             )
         most = max(found)
         if most[0] and found.count(most) == 1:
             return found.index(most)
-    return _named(file, names, range(len(names)), "image", given, IMAGE_NAMES)
+    return _named(table, range(len(table.names)), "image", given, IMAGE_NAMES)
 
 
-def label_column(
-    file: Path, names: Sequence[str], others: Sequence[int], given: str | None
-) -> int:
+def label_column(table: Table, others: Sequence[int], given: str | None) -> int:
     """Return the column that was named, is the only one, or has a usual name."""
     if given is None and len(others) == 1:
         return others[0]
-    return _named(file, names, others, "label", given, LABEL_NAMES)
+    return _named(table, others, "label", given, LABEL_NAMES)
 
 
-def names_column(
-    file: Path, names: Sequence[str], others: Sequence[int], given: str | None
-) -> int | None:
+def names_column(table: Table, others: Sequence[int], given: str | None) -> int | None:
     """Return the column of names of labels, if it was named or has a usual name."""
     usual = (*LABEL_NAMES, *USUAL)
-    if given is None and not any(names[n].lower() in usual for n in others):
+    if given is None and not any(table.names[n].lower() in usual for n in others):
         return None
-    return _named(file, names, others, "label", given, usual)
+    return _named(table, others, "label", given, usual)
 
 
 def _named(
-    file: Path,
-    names: Sequence[str],
+    table: Table,
     columns: Sequence[int],
     what: str,
     given: str | None,
     usual: Sequence[str],
 ) -> int:
     """Return the column that was named, or the first with a usual name."""
+    file, names = table.file, table.names
     wanted = usual if given is None else (given,)
     lower = {names[n] if given else names[n].lower(): n for n in columns}
     for name in wanted:

@@ -11,7 +11,6 @@ import numpy as np
 from tanager import _validate as validate
 from tanager._cache import expanded
 from tanager._reading import UnreadableFile, refuse_file
-from tanager.data import label_files
 from tanager.data.folder import (
     TESTS,
     TRAINS,
@@ -19,6 +18,19 @@ from tanager.data.folder import (
     has_classes,
     list_files,
     part_of,
+)
+from tanager.data.label_files import (
+    LABEL_NAMES,
+    Table,
+    count_images,
+    image_column,
+    image_of,
+    label_column,
+    names_column,
+    near,
+    read_table,
+    row_of_image,
+    shown,
 )
 from tanager.data.label_sets import ones_of, read_labels
 from tanager.data.layout import Layout, Record, counted, described, looked, walked
@@ -36,7 +48,9 @@ def from_names(folder: Path, groups: str | None, record: Record) -> list[FolderS
     They are training images and test images if they lie in folders named so, or else
     one source of all.
     """
-    files = _files(folder, record)
+    files, others = _files(folder)
+    for other in others:
+        record.skip(other.name)
     values = []
     for file in files:
         found = _BEGINNING.match(os.path.basename(file))
@@ -49,48 +63,78 @@ def from_names(folder: Path, groups: str | None, record: Record) -> list[FolderS
 
 
 def from_tables(
+    folder: Path, layout: Layout, groups: str | None, record: Record
+) -> list[FolderSource]:
+    """Return the images of a folder that CSV files have labels for; [] without such.
+
+    One file is named by the layout, or is the only one beside the images. Two are named
+    for training and test images, or in folders so named. In one file a column ``split``
+    may say which image is for what; else the folders that images lie in, if they are
+    named so.
+    """
+    _, beside, below = looked(folder)
+    paths = _paths(folder, layout, beside, below)
+    if not paths:
+        return []
+    several = len(below) > 1 or any(has_classes(folder / name) for name in below)
+    unsure = several and layout.labels is None
+    files, others = _files(folder)
+    try:
+        tables = [read_table(folder, path, files) for path in paths]
+    except UnreadableFile:
+        if unsure:
+            return []
+        raise
+    if len(tables) > 1 and not _are_parts(*tables):
+        return []
+    if unsure and not _have_labels(files, tables, layout):
+        return []
+    if layout.labels is None:
+        names = " and ".join(str(path.relative_to(folder)) for path in paths)
+        record.notes.append(f"labels are read from {names}")
+    own = {path.resolve() for path in paths}
+    for other in others:
+        if other.resolve() not in own:
+            record.skip(other.name)
+    return _joined(folder, files, tables, layout, groups, record)
+
+
+def _joined(
     folder: Path,
-    tables: Sequence[Path],
+    files: Sequence[str],
+    tables: Sequence[Table],
     layout: Layout,
     groups: str | None,
     record: Record,
 ) -> list[FolderSource]:
-    """Return the images of a folder that CSV files have labels for.
-
-    Two files are of training images and of test images. In one file a column ``split``
-    may say which are; else the folders that images lie in, if they are named so.
-    """
-    files = _files(folder, record, besides=tables)
-    read = [_labels(folder, file, files, layout, groups, record) for file in tables]
+    """Return the images of one file, or the training and test images of two."""
+    read = [_labels(folder, table, layout, groups, record) for table in tables]
     order = [image for part in read for image in part.images]
-    last = tables[-1]
+    first, last = tables[0].file, tables[-1].file
     if len({*order}) < len(order):
-        rule = f"names an image that is in {tables[0].name} too"
+        rule = f"names an image that is in {first.name} too"
         refuse_file(last, rule, "leave each image in one of them", "labels")
     if read[-1].classes != read[0].classes:
-        rule = f"has other columns of labels than {tables[0].name}"
+        rule = f"has other columns of labels than {first.name}"
         refuse_file(last, rule, "give them the same columns", "labels")
     if without := len(files) - len(order):
-        named = " and ".join(file.name for file in tables)
-        record.notes.append(
-            f"not read: {counted(without, 'image')} without a row in {named}"
-        )
+        named = " and ".join(table.file.name for table in tables)
+        unread = f"not read: {counted(without, 'image')} without a row in {named}"
+        record.notes.append(unread)
     owners = _folders(folder, order, groups)
     if owners is None and groups is not None:
         owners = np.concatenate([part.owners for part in read])
     splits = read[0].splits
     if len(tables) > 1:
-        names = (TRAINS[0], TESTS[0])
-        splits = [
-            name for name, part in zip(names, read, strict=True) for _ in part.images
-        ]
+        halves = zip((TRAINS[0], TESTS[0]), read, strict=True)
+        splits = [name for name, part in halves for _ in part.images]
     elif splits is None:
         splits = _split_folders(folder, order)
     values = np.concatenate([part.values for part in read])
     sources = _sources(folder, order, values, owners, splits, record)
     for number, source in enumerate(sources):
         source.class_names = read[0].classes
-        source.table = tables[min(number, len(tables) - 1)]
+        source.table = tables[min(number, len(tables) - 1)].file
     return sources
 
 
@@ -105,39 +149,28 @@ class _Labels(NamedTuple):
 
 
 def _labels(
-    folder: Path,
-    file: Path,
-    files: Sequence[str],
-    layout: Layout,
-    groups: str | None,
-    record: Record,
+    folder: Path, table: Table, layout: Layout, groups: str | None, record: Record
 ) -> _Labels:
-    names, rows = label_files.read_rows(file)
-    known = label_files.names_of(folder, file, files)
-    if any(label_files.image_of(known, cell) is not None for cell in names):
-        rule = "has no names of columns: its first line names an image"
-        refuse_file(file, rule, "add a first line such as image,label", "labels")
-    given = layout.image_column
-    image = label_files.image_column(file, names, rows.values(), known, given)
+    file, names, rows = table.file, table.names, table.rows
+    image = image_column(table, layout.image_column)
     owner = names.index(groups) if groups in names else None
     if owner is not None and groups == "folder":
         rule = f"means a folder for each person, and {file.name} has a column 'folder'"
         validate.refuse("groups", groups, rule, "rename this column")
     if owner is None and groups not in (None, "folder"):
         rule = f"must be 'folder' or a column of {file.name}"
-        validate.refuse("groups", groups, rule, label_files.near(groups, names))
+        validate.refuse("groups", groups, rule, near(groups, names))
     split = next((n for n, name in enumerate(names) if name.lower() == "split"), None)
-    others = [
-        n for n, name in enumerate(names) if name and n not in (image, owner, split)
-    ]
+    used = (image, owner, split)
+    others = [n for n, name in enumerate(names) if name and n not in used]
     given, label, ones = layout.label_column, None, None
-    usual = {*label_files.LABEL_NAMES}.intersection(names[n].lower() for n in others)
+    usual = {*LABEL_NAMES}.intersection(names[n].lower() for n in others)
     if not (layout.multi_label or given or usual or len(others) < 2):
         ones = ones_of([[row[n] for n in others] for row in rows.values()])
     if ones is None and not layout.multi_label:
-        label = label_files.label_column(file, names, others, given)
+        label = label_column(table, others, given)
     filled = [column for column in (label, owner) if column is not None]
-    row_of = label_files.row_of_image(folder, file, rows, image, known, filled)
+    row_of = row_of_image(folder, table, image, filled)
     order = sorted(row_of)
     lines = [rows[row_of[each]] for each in order]
     classes: tuple[str, ...] = ()
@@ -149,10 +182,9 @@ def _labels(
         values = np.array([of_row[row_of[each]] for each in order])
         record.notes.append("the class of an image is the column that has 1")
     else:
-        column = label_files.names_column(file, names, others, given)
-        classes, values = read_labels(
-            file, names, lines, others, column, layout, record
-        )
+        column = names_column(table, others, given)
+        found = read_labels(file, names, lines, others, column, layout, record)
+        classes, values = found
     splits = None if split is None else [line[split].lower() for line in lines]
     if splits is not None:
         found = {*splits}
@@ -211,78 +243,53 @@ def _sources(
     return sources
 
 
-def tables_of(folder: Path, layout: Layout, record: Record) -> list[Path]:
-    """Return the CSV files of labels: one, or one of training and one of test images.
-
-    One is named by the layout, or is the only one beside the images. Two have the same
-    columns, and are named for their parts or in folders so named.
-    """
+def _paths(
+    folder: Path, layout: Layout, beside: Sequence[str], below: Sequence[str]
+) -> list[Path]:
+    """Return where the CSV files of labels may be: none, one or two."""
     if layout.labels is not None:
         file = expanded(layout.labels)
         for place in (file, folder / file):
             if place.is_file():
                 return [place]
         validate.refuse("labels", str(file), "is not a file", "give a CSV file")
-    _, others, below = looked(folder)
-    files = [folder / name for name in others if name.lower().endswith(TABLES)]
-    tables = files if len(files) == 1 else _of_parts(folder, files, below)
-    several = len(below) > 1 or any(has_classes(folder / name) for name in below)
-    if not tables or (several and not _have_labels(folder, tables, layout)):
-        return []
-    named = " and ".join(str(file.relative_to(folder)) for file in tables)
-    record.notes.append(f"labels are read from {named}")
-    return tables
+    found = [folder / name for name in beside if name.lower().endswith(TABLES)]
+    if len(found) == 1:
+        return found
+    for name in filter(part_of, below):
+        inside = folder / name
+        found += [inside / n for n in looked(inside)[1] if n.lower().endswith(TABLES)]
+    of_part: dict[str, list[Path]] = {}
+    for path in found:
+        part = part_of(path.stem) or part_of(path.parent.name)
+        of_part.setdefault(part, []).append(path)
+    pair = []
+    for names in (TRAINS, TESTS):
+        tables = next((of_part[name] for name in names if name in of_part), [])
+        if len(tables) != 1:
+            return []
+        pair += tables
+    return pair
 
 
-def _of_parts(folder: Path, files: list[Path], below: Sequence[str]) -> list[Path]:
-    """Return the table of the training images and that of the test images; or none."""
-    inside = [
-        folder / name / other
-        for name in below
-        if part_of(name)
-        for other in looked(folder / name)[1]
-        if other.lower().endswith(TABLES)
-    ]
-    parts = {}
-    for file in files + inside:
-        part = part_of(file.stem) or part_of(file.parent.name)
-        parts.setdefault(part, []).append(file)
-    halves = [
-        next((parts[n] for n in names if n in parts), []) for names in (TRAINS, TESTS)
-    ]
-    if [*map(len, halves)] != [1, 1]:
-        return []
-    pair = [file for half in halves for file in half]
-    try:
-        first, second = (label_files.read_rows(file)[0] for file in pair)
-    except UnreadableFile:
-        return []
-    same = first == second and "split" not in map(str.lower, first)
-    return pair if same else []
+def _are_parts(first: Table, second: Table) -> bool:
+    """Return whether two CSV files are parts of one table."""
+    return first.names == second.names and "split" not in map(str.lower, first.names)
 
 
-def _have_labels(folder: Path, tables: Sequence[Path], layout: Layout) -> bool:
+def _have_labels(files: Sequence[str], tables: Sequence[Table], layout: Layout) -> bool:
     """Return whether the labels are in CSV files, not in the names of the folders.
 
     Refuse files that name images in several folders and may hold labels, or not.
     """
-    files, names, lines = _files(folder, Record()), [], []
-    try:
-        for table in tables:
-            names, rows = label_files.read_rows(table)
-            known = label_files.names_of(folder, table, files)
-            lines += [(known, row) for row in rows.values()]
-    except UnreadableFile:
-        return False
+    names = tables[0].names
+    lines = [(table.known, row) for table in tables for row in table.rows.values()]
     columns = [[row[n] for _, row in lines] for n in range(len(names))]
     images = max(
-        (
-            [label_files.image_of(known, row[n]) for known, row in lines]
-            for n in range(len(names))
-        ),
-        key=label_files.count_images,
+        ([image_of(known, row[n]) for known, row in lines] for n in range(len(names))),
+        key=count_images,
     )
-    if 2 * label_files.count_images(images) <= max(len(lines), len(files)):
+    if 2 * count_images(images) <= max(len(lines), len(files)):
         return False
     found = [n for n, image in enumerate(images) if image]
     places = [part[:1] for part in _places([images[n] or "" for n in found])]
@@ -291,29 +298,27 @@ def _have_labels(folder: Path, tables: Sequence[Path], layout: Layout) -> bool:
         values = {value for _, value in pairs}
         if 1 < len(pairs) == len({*places}) == len(values) < len(found):
             return False  # The folders are its values.
-    usual = {*label_files.LABEL_NAMES}.intersection(name.lower() for name in names)
+    usual = {*LABEL_NAMES}.intersection(name.lower() for name in names)
     known_labels = usual or layout.label_column or layout.multi_label
     if known_labels or len({*places}) == 1 or len(names) == 2:
         return True
+    file = tables[0].file
     rule = f"names images in {len({*places})} folders, and may hold their labels"
-    remedy = f"{label_files.shown(names)}: give --labels {tables[0].name} "
-    remedy += "--label-column NAME; or, if each folder is one class, move this file "
-    remedy += "elsewhere"
-    return refuse_file(tables[0], rule, remedy, "labels")
+    remedy = f"{shown(names)}: give --labels {file.name} --label-column NAME; or, if "
+    remedy += "each folder is one class, move this file elsewhere"
+    return refuse_file(file, rule, remedy, "labels")
 
 
-def _files(folder: Path, record: Record, besides: Sequence[Path] = ()) -> list[str]:
-    """Return the paths of all images below a folder."""
-    found, tables = [], {file.resolve() for file in besides}
-    for place, images, others in walked(folder):
+def _files(folder: Path) -> tuple[list[str], list[Path]]:
+    """Return the paths of all images in a folder and below, and all other files."""
+    images, others = [], []
+    for place, names, rest in walked(folder):
         inside = place.relative_to(folder)
-        found += [str(inside / name) for name in images]
-        for name in others:
-            if (place / name).resolve() not in tables:
-                record.skip(name)
-    if not found:
+        images += [str(inside / name) for name in names]
+        others += [place / name for name in rest]
+    if not images:
         refuse_file(folder, "has no images", described(folder))
-    return sorted(found)
+    return sorted(images), others
 
 
 def _folders(
