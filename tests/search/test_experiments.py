@@ -1,9 +1,13 @@
 """Tables of simulations, with what they came to written down by hand."""
 
+import dataclasses
+
 import pytest
 
+from tanager.privacy import accountant
 from tanager.search import experiments
 from tanager.search.jobs import Outcome
+from tanager.search.simulation import plan_simulation
 from tanager.search.space import Space
 
 
@@ -51,6 +55,28 @@ def test_a_cumulative_table_tells_the_values_that_it_begins_with(target, tmp_pat
         "clip norm from 0.5 to 1.0",
         "learning rate from 0.25 to 2.0",
     ]
+
+
+def test_every_epsilon_of_a_table_is_by_the_recipes_accountant(
+    target, tmp_path, monkeypatch
+):
+    recipe = dataclasses.replace(target.recipe, accountant="rdp")
+    target = plan_simulation(target.name, recipe, target.examples)
+    simulations = experiments.Simulations(tmp_path, 1 / 32, 140)
+    steps = target.steps // 2, target.steps
+    cells = experiments.privacy_parameters(target, steps, simulations)
+    cells += experiments.data_quantity(target, (512, 1024), simulations)
+    rows = table(cells, [0.5] * len(cells))
+    assert {row["accountant"] for row in rows} == {"rdp"}
+    evaluated = [{"step": target.steps, "test_accuracy_ema": 0.5}]
+    monkeypatch.setattr(experiments, "read_metrics", lambda _: evaluated)
+    curves = experiments.curves(cells)
+    for cell, row, curve in zip(cells, rows, curves, strict=True):
+        mechanism, delta = cell.target.mechanism, cell.target.delta
+        by_rdp = accountant.epsilon(mechanism, delta, "rdp")
+        assert row["epsilon"] == by_rdp > accountant.epsilon(mechanism, delta)
+        spent = accountant.epsilon(mechanism, delta, "rdp", target.steps)
+        assert curve["epsilon"] == [spent]
 
 
 def test_what_makes_no_table_is_refused(target, tmp_path):

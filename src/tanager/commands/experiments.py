@@ -342,10 +342,11 @@ def _print(
     rows: list[dict[str, Any]], out: Path, word: str, more: dict[str, Any] | None
 ) -> None:
     console = new_console(markup=False)
-    own = ("batch_size", "learning_rate", "epsilon")  # have a column
+    # These have a column.
+    own = ("batch_size", "learning_rate", "noise_multiplier", "epsilon")
     names = [n for n in {n: 0 for row in rows for n in row["title"]} if n not in own]
     best = _best(rows)
-    headings = (*names, "batch size", "learning rate", "ε", "δ", "simulated at")
+    headings = (*names, "batch size", "learning rate", "σ", "ε", "δ", "simulated at")
     headings = [heading.replace("_", " ") for heading in (*headings, "accuracy")]
     measured = best["training_accuracy"] is not None
     headings += ["on training examples"] * measured
@@ -356,6 +357,7 @@ def _print(
             *(str(row["title"].get(name, "—")) for name in names),
             f"{row['batch_size']}",
             f"{row['learning_rate']:g}",
+            f"{row['noise_multiplier']:.4g}",
             format_epsilon(row["epsilon"]),
             format_delta(row["delta"]),
             f"{row['simulated_batch_size']}",
@@ -373,7 +375,7 @@ def _print(
             f"--steps {best['steps']} --batch-size {best['batch_size']} "
             f"--learning-rate {best['learning_rate']}, "
             f"ε = {format_epsilon(best['epsilon'])} at "
-            f"δ = {format_delta(best['delta'])} by PLD"
+            f"δ = {format_delta(best['delta'])} by {best['accountant'].upper()}"
             f"{others}"
         )
     if more is not None:

@@ -271,9 +271,11 @@ def curves(cells: Sequence[Cell]) -> list[dict[str, Any]]:
                 if (accuracy := line.get("test_accuracy_ema")) is not None:
                     reached.setdefault(line["step"], []).append(accuracy)
         curve: dict[str, Any] = {"title": cell.title, "steps": sorted(reached)}
-        mechanism, delta = cell.target.mechanism, cell.target.delta
+        target = cell.target
         curve["epsilon"] = [
-            accountant.epsilon(dataclasses.replace(mechanism, steps=step), delta)
+            accountant.epsilon(
+                target.mechanism, target.delta, target.recipe.accountant, step
+            )
             for step in curve["steps"]
         ]
         means = [float(np.mean(reached[step])) for step in curve["steps"]]
@@ -304,6 +306,7 @@ def table(
                 "learning_rate": cell.target.recipe.learning_rate,
                 "epsilon": cell.target.epsilon,
                 "delta": cell.target.delta,
+                "accountant": cell.target.recipe.accountant,
                 "simulated_batch_size": cell.jobs[0].recipe.batch_size,
                 "accuracy": float(np.mean(runs)),
                 "deviation": float(np.std(runs, ddof=1)) if len(runs) > 1 else None,

@@ -33,7 +33,7 @@ class Target:
         recipe: with noise multiplier, steps and δ filled in.
         examples: how many it trains on, N.
         mechanism: what it spends.
-        epsilon: its ε, by PLD.
+        epsilon: its ε, by the recipe's accountant.
     """
 
     name: str
@@ -156,7 +156,7 @@ class Target:
         self, recipe: Recipe, examples: int, mechanism: Mechanism
     ) -> "Target":
         assert recipe.delta is not None
-        epsilon = accountant.epsilon(mechanism, recipe.delta)
+        epsilon = accountant.epsilon(mechanism, recipe.delta, recipe.accountant)
         return Target(self.name, recipe, examples, mechanism, epsilon)
 
     def epsilon_at(self, batch_size: int) -> float:
