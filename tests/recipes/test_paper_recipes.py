@@ -4,14 +4,18 @@ import dataclasses
 import json
 import shlex
 
+import numpy as np
 import pytest
 
 from tanager import data, recipes
 from tanager.cli import main
+from tanager.data import ArraySource, Dataset
+from tanager.data.known import FILES
+from tanager.data.preprocessing import Preprocessing
 from tanager.models import packaged, pretrained
 from tanager.privacy import accountant
 from tanager.privacy.mechanism import Mechanism
-from tanager.recipes import cost, papers
+from tanager.recipes import cost, papers, tasks
 from tanager.recipes.budget import solve_budget
 
 
@@ -102,6 +106,28 @@ def test_pretrained_recipes_do_not_start_from_random_weights(entry, capsys):
         return
     assert main(["train", entry.name, "--data", "/nowhere"]) == 2
     assert "weights (=None) must be given" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=name)
+def test_edges_are_mirrored_as_by_the_code_of_each_paper(entry):
+    # jax_privacy's padding_input repeats the pixel at the edge; torchvision does not.
+    recipe, ours = entry.recipe, entry.source.startswith("Unlocking")
+    expected = "symmetric" if ours and recipe.crop_padding else "reflect"
+    assert recipe.padding_mode == expected
+
+
+@pytest.mark.parametrize("last", ["all-layers", "last-layer"])
+@pytest.mark.parametrize("dataset", ["cifar10", "cifar100"])
+def test_cifar_is_standardised_by_itself_when_fine_tuned(dataset, last, monkeypatch):
+    pretraining = Preprocessing(mean=(0.5,) * 3, std=(0.5,) * 3)
+    monkeypatch.setattr(tasks, "preprocessing_of", lambda weights: pretraining)
+    recipe = recipes.get(f"{dataset}-wrn-28-10-{last}").recipe
+    recipe = dataclasses.replace(recipe, weights="runs/open")
+    _, mean, std = FILES[dataset]
+    source = ArraySource({"image": np.zeros((1, 32, 32, 3), np.uint8)})
+    images = Dataset(dataset, source, source, ("one",), (32, 32, 3), mean, std)
+    assert tasks.preprocessing(recipe, images).mean == mean == (0.4914, 0.4822, 0.4465)
+    assert not tasks.assumes_preprocessing(recipe)
 
 
 def test_the_command_shows_all_that_is_known(capsys):
