@@ -154,6 +154,27 @@ def test_the_command_shows_all_that_is_known(capsys):
     assert "operations, less than a second on one" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "examples", "noise"),
+    [
+        ("cifar10-wrn-16-4", 45_000, 3.0),
+        ("imagenet-nf-resnet-50", 1_271_167, 2.5),
+        ("cifar10-wrn-40-4", None, 9.4),
+    ],
+)
+def test_the_command_says_how_to_train_on_as_many_as_published(
+    name, examples, noise, capsys, monkeypatch
+):
+    monkeypatch.setattr("tanager.commands.recipe._cost", lambda entry: None)
+    assert main(["recipe", name]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    said = f"--train-examples {examples} gives its noise multiplier, {noise:g}"
+    assert (said in text) == ("--train-examples" in text) == (examples is not None)
+    recipe = dataclasses.replace(recipes.get(name).recipe, train_examples=examples)
+    mechanism = solve_budget(recipe, examples or 50_000).mechanism
+    assert mechanism.noise_multiplier == noise
+
+
 def test_a_recipe_of_some_classes_has_a_head_for_them_alone(capsys):
     assert main(["recipe", "cifar10-other-five", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)

@@ -175,6 +175,13 @@ def _print(shown: dict[str, Any]) -> None:
             f"{shown['noise_multiplier']:.6g}, expected batch {shown['batch_size']}, "
             f"{shown['steps']} steps"
         )
+        for row in shown["published"]:
+            fewer = row["examples"] < shown["examples"]
+            if fewer and row["epsilon"] == shown["recipe"]["epsilon"]:
+                console.print(
+                    f"published for fewer examples: --train-examples {row['examples']} "
+                    f"gives its noise multiplier, {row['noise_multiplier']:g}"
+                )
     if shown["published"]:
         print_table(_table(shown["published"]))
         for note in dict.fromkeys(row["note"] for row in shown["published"]):
