@@ -30,7 +30,7 @@ PUBLISHED: Mapping[str, tuple[float, ...]] = {
     "WRN-28-10, last layer": (93.1, 93.6, 94.0, 94.2),
     "WRN-16-4, from scratch": (56.8, 64.9, 71.9, 79.5),
 }
-"""De et al. 2022, table 5 (from ImageNet-32) and figure 1: on accelerators."""
+"""De et al. 2022, table 5 (from ImageNet-32) and table 3: on accelerators."""
 
 Row = Mapping[int, tuple[float, float]]
 
