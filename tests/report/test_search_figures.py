@@ -73,6 +73,14 @@ def test_a_grid_has_a_line_for_each_value_of_the_others(drawn):
         np.testing.assert_allclose(segment[:, 1], [middle - 2, middle + 2])
 
 
+@pytest.mark.parametrize(("runs", "apart"), [(1, 0.0), (2, 0.05)])
+def test_only_points_with_bars_are_drawn_beside_their_place(drawn, runs, apart):
+    rows = [row | {"runs": row["runs"][:runs]} for row in ROWS]
+    search_figures.plot_grid(rows, "grid.png", along="multiplicity", title="grid")
+    places = [bars[0].get_xdata().tolist() for bars in drawn[0].axes[0].containers]
+    assert places == [[0, 1], [apart]]
+
+
 def test_a_setting_without_the_name_on_the_axis_has_a_place_there(drawn):
     """As Adam has none for momentum."""
     rows = [ROWS[0], ROWS[1] | {"title": {"order": "post"}}]

@@ -120,7 +120,7 @@ def plot_grid(
             found = [places.index(cell["title"].get(along, "none")) for cell in cells]
             axes.errorbar(
                 # A little apart, so that bars do not hide each other.
-                [place + 0.05 * number for place in found],
+                [place + 0.05 * number * (repeats > 1) for place in found],
                 _percent(cell["accuracy"] for cell in cells),
                 yerr=_bars(cells, 200),
                 fmt="o",
