@@ -297,7 +297,7 @@ def test_a_budget_is_searched_and_its_winner_trained_on_all(
     monkeypatch.setattr("tanager.report.run_figures.curves", lambda *_: "")
     assert main(words) == 0
     printed = capsys.readouterr().out
-    assert "the best again, on all examples: NOT PRIVATE" in printed
+    assert "again, on 1437 examples, none held out: NOT PRIVATE" in printed
     assert "on training examples" in printed
     assert f"{100 * rows[0]['training_accuracy']:.2f} %" in printed
     assert main([*words, "--noise-multiplier", "3"]) == 2

@@ -325,7 +325,8 @@ def tabulate(word: str, words: Sequence[str]) -> int:
         return print_json(content)
     _print(rows, out, word, more)
     if winner is not None:
-        print(f"the best again, on all examples: {sentence(winner)}")
+        size = f"{target.examples} examples"
+        print(f"the best again, on {size}, none held out: {sentence(winner)}")
     charged = accounts.sentence(recipe, accounts.total_of(recipe, target.delta))
     print(charged, end="")
     return 0
