@@ -325,7 +325,8 @@ def tabulate(word: str, words: Sequence[str]) -> int:
         return print_json(content)
     _print(rows, out, word, more)
     if winner is not None:
-        size = f"{target.examples} examples"
+        who = "persons" if recipe.unit == "group" else "examples"
+        size = f"{target.examples} {who}"
         print(f"the best again, on {size}, none held out: {sentence(winner)}")
     charged = accounts.sentence(recipe, accounts.total_of(recipe, target.delta))
     print(charged, end="")

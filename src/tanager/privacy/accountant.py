@@ -2,7 +2,7 @@
 
 Two of them are guarantees. PLD composes the privacy loss distribution numerically, in
 both directions (an example added, an example removed), and is tight. RDP composes Rényi
-divergences; it is 5 to 9 % higher, and is what the papers report. GDP-CLT and TAN are
+divergences; it is 6 to 10 % higher, and is what the papers report. GDP-CLT and TAN are
 closed-form approximations that can be below the true ε.
 
 Beyond a million steps, or at a δ near rounding errors, PLD is no longer tight, and RDP
