@@ -27,6 +27,7 @@ def test_composition_never_loses_to_rounding(count):
         assert exact <= accountant.epsilon(mechanism, delta) <= exact * 1.01
 
 
+@pytest.mark.parametrize("adjacency", [ADD, REPLACE])
 @pytest.mark.parametrize(
     ("q", "sigma", "interval"),
     [
@@ -36,12 +37,18 @@ def test_composition_never_loses_to_rounding(count):
         (1 - 1e-12, 20.0, 1e-3),
     ],
 )
-def test_a_step_is_that_of_dp_accounting(q, sigma, interval):
+def test_a_step_is_that_of_dp_accounting(q, sigma, interval, adjacency, monkeypatch):
     """The same δ at every loss above 0, of each direction; theirs reaches further."""
-    theirs = privacy_loss_distribution.from_gaussian_mechanism(
-        sigma, value_discretization_interval=interval, sampling_prob=q
+    make = "from_gaussian_mechanism"
+    theirs = getattr(privacy_loss_distribution, make)(
+        sigma,
+        value_discretization_interval=interval,
+        sampling_prob=q,
+        neighboring_relation=_pld.relation(adjacency),
     )
-    ours = _pld._step(_pld.Part(q, sigma, 1), interval, ADD)
+    monkeypatch.delattr(privacy_loss_distribution, make)
+    ours = _pld._step(_pld.Part(q, sigma, 1), interval, adjacency)
+    assert _pld._symmetric([ours]) == (adjacency is REPLACE)
     for side in ("_pmf_remove", "_pmf_add"):
         found, wanted = (getattr(one, side).to_dense_pmf() for one in (ours, theirs))
         assert found._discretization == wanted._discretization == interval

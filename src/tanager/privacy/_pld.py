@@ -165,17 +165,17 @@ def _step(
     """Return the distribution of one step; `part` has one step."""
     from dp_accounting.pld import privacy_loss_distribution
 
-    if part.sample_rate < 1 and adjacency is not Adjacency.REPLACE_ONE:
-        removed, added = (
-            _connected(part, interval, removes) for removes in (True, False)
+    if part.sample_rate == 1:
+        return privacy_loss_distribution.from_gaussian_mechanism(
+            standard_deviation=part.noise_multiplier,
+            value_discretization_interval=interval,
+            neighboring_relation=relation(adjacency),
         )
-        return privacy_loss_distribution.PrivacyLossDistribution(removed, added)
-    return privacy_loss_distribution.from_gaussian_mechanism(
-        standard_deviation=part.noise_multiplier,
-        value_discretization_interval=interval,
-        sampling_prob=part.sample_rate,
-        neighboring_relation=relation(adjacency),
-    )
+    if adjacency is Adjacency.REPLACE_ONE:
+        sides = [_replaced(part, interval)]
+    else:
+        sides = [_connected(part, interval, removes) for removes in (True, False)]
+    return privacy_loss_distribution.PrivacyLossDistribution(*sides)
 
 
 def _connected(part: Part, interval: float, removes: bool) -> "DensePLDPmf":
@@ -184,17 +184,12 @@ def _connected(part: Part, interval: float, removes: bool) -> "DensePLDPmf":
     `dp_accounting` inverts the loss in a loop over the points; here it takes a
     twentieth of the time, and less than a hundredth for groups.
     """
-    from dp_accounting.pld.pld_pmf import DensePLDPmf
-
     sigma, (shifts, log_weights) = part.noise_multiplier, part.shifts()
     sign = 1 if removes else -1
     reach = -special.ndtri(_CUT)
     top = np.max(shifts + sigma * _reach_of_noise(part)) if removes else sigma * reach
-    lowest, highest = np.sort(sign * _loss(part, np.array([-sigma * reach, top])))
-    multiples = np.arange(
-        math.floor(lowest / interval), math.ceil(highest / interval) + 1
-    )
-    epsilons = multiples * interval
+    ends = np.sort(sign * _loss(part, np.array([-sigma * reach, top])))
+    epsilons = _grid(ends, interval)
     # To remove examples loses at least log P[none is sampled], to add them at most
     # minus that.
     reached = sign * epsilons > log_weights[0]
@@ -207,13 +202,56 @@ def _connected(part: Part, interval: float, removes: bool) -> "DensePLDPmf":
     deltas[reached] = np.exp(upper) - np.exp(epsilons[reached] + lower)
     if removes and len(shifts) <= part.group:
         deltas[reached] += _CUT  # of the numbers left out; to add loses less by them
-    # Algorithm 1 of Doroshenko et al., without a dictionary in between. Where rounding
-    # makes δ rise, the values before it are raised to it.
+    return _dots(epsilons, deltas, interval)
+
+
+def _replaced(part: Part, interval: float) -> "DensePLDPmf":
+    """Return a step in which one example replaces another: each way loses the same.
+
+    With u = x/σ² − ε/2, the loss ε at the sum x is that of
+    sinh(u) = sinh(ε/2) exp(1 / 2σ²) (1 − q)/q.
+    """
+    sigma, (shifts, log_weights) = part.noise_multiplier, part.shifts()
+    ends = np.array([sigma * special.ndtri(_CUT), 0.0])
+    ends[1] = np.max(shifts + sigma * _reach_of_noise(part))
+    epsilons = _grid(_loss(part, ends) - _loss(part, -ends), interval)
+    half, sign = np.abs(epsilons) / 2, np.sign(epsilons)
+    with np.errstate(divide="ignore"):
+        log_sinh = half + np.log(-np.expm1(-2 * half) / 2)
+    log_sinh += 0.5 / sigma**2 + log_weights[0] - log_weights[1]
+    # From exp(20) on, arsinh is the logarithm of twice the number.
+    arsinh = np.arcsinh(np.exp(np.minimum(log_sinh, 20)))
+    arsinh += np.maximum(log_sinh - 20, 0)
+    x = sigma**2 * sign * (arsinh + half)
+    upper, lower = (
+        np.logaddexp.reduce(
+            log_weights[:, None] + special.log_ndtr((each[:, None] - x) / sigma), 0
+        )
+        for each in (shifts, -shifts)
+    )
+    return _dots(epsilons, np.exp(upper) - np.exp(epsilons + lower), interval)
+
+
+def _grid(ends: np.ndarray, interval: float) -> np.ndarray:
+    """Return the multiples of the interval from one end to the other."""
+    first, last = math.floor(ends[0] / interval), math.ceil(ends[1] / interval)
+    return np.arange(first, last + 1) * interval
+
+
+def _dots(epsilons: np.ndarray, deltas: np.ndarray, interval: float) -> "DensePLDPmf":
+    """Return the losses on a grid that have these δ at its points.
+
+    Algorithm 1 of Doroshenko et al., without a dictionary in between. Where rounding
+    makes δ rise, the values before it are raised to it.
+    """
+    from dp_accounting.pld.pld_pmf import DensePLDPmf
+
     deltas = np.maximum.accumulate(np.clip(deltas, 0, 1)[::-1])[::-1]
     masses = np.append(1 - deltas[0], np.diff(deltas) / math.expm1(-interval))
     masses[:-1] += np.diff(deltas) / math.expm1(interval)
     masses = np.maximum(masses, 0)
-    return DensePLDPmf(interval, int(multiples[0]), masses, deltas[-1], True)
+    lowest = round(epsilons[0] / interval)
+    return DensePLDPmf(interval, lowest, masses, deltas[-1], True)
 
 
 def _inverse_loss(part: Part, losses: np.ndarray) -> np.ndarray:
