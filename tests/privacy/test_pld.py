@@ -282,6 +282,15 @@ class Loss:
         return self.delta
 
 
+@pytest.mark.parametrize("delta", [1e-10, 1e-11])
+def test_what_is_hardly_sampled_loses_the_same_when_replaced(delta):
+    removed, replaced = (
+        accountant.epsilon(Mechanism(1e-9, 0.5, 10**5, adjacency), delta)
+        for adjacency in (ADD, REPLACE)
+    )
+    assert replaced == pytest.approx(removed, rel=0.02)
+
+
 def test_ordinary_settings_have_the_ordinary_grid():
     part = _pld.Part(4096 / 50_000, 3.0, 1000)
     for adjacency in (ADD, REPLACE):
