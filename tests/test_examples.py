@@ -46,7 +46,11 @@ SHORTER = {
         "FACTORS = (2.0, 1.0, 0.75, 0.5)": "FACTORS = (1.0, 0.5)",
         "for factor in (2.0, 0.75):": "for factor in ():",
     },
-    "digits_in_a_minute": {"steps=150": "steps=30", "optax.sgd(0.5)": "optax.sgd(1.0)"},
+    "digits_in_a_minute": {
+        '"small-cnn"': '"linear"',
+        "steps=150": "steps=30",
+        "evaluate_every=10": "evaluate_every=30",
+    },
     "flax_model": {"steps=60": "steps=20"},
     "last_layer": {
         **SHARED,
@@ -176,6 +180,8 @@ def shorter(name, folder):
     for old, new in ({} if FULL else SHORTER.get(name, {})).items():
         assert text.count(old) == 1
         text = text.replace(old, new)
+    if not FULL:  # pictures are drawn, small and not laid out
+        text = text.replace(', layout="constrained"', "").replace("dpi=150", "dpi=20")
     (folder / f"{name}.py").write_text(text, encoding="utf-8")
     return folder / f"{name}.py"
 
@@ -222,7 +228,7 @@ def test_digits_in_a_minute(run):
     printed, folder = run("digits_in_a_minute")
     found = result(folder / "run")
     assert found["private"] and found["epsilon"] <= 3
-    assert found["test_accuracy_ema"] > 0.85
+    assert found["test_accuracy_ema"] > (0.85 if FULL else 0.6)
     assert (folder / "run/report.html").exists()
     assert "report: runs/examples/digits_in_a_minute/run/report.html" in printed
 
