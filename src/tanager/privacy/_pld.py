@@ -163,19 +163,14 @@ def _step(
     part: Part, interval: float, adjacency: Adjacency
 ) -> "PrivacyLossDistribution":
     """Return the distribution of one step; `part` has one step."""
-    from dp_accounting.pld import privacy_loss_distribution
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-    if part.sample_rate == 1:
-        return privacy_loss_distribution.from_gaussian_mechanism(
-            standard_deviation=part.noise_multiplier,
-            value_discretization_interval=interval,
-            neighboring_relation=relation(adjacency),
-        )
     if adjacency is Adjacency.REPLACE_ONE:
-        sides = [_replaced(part, interval)]
-    else:
-        sides = [_connected(part, interval, removes) for removes in (True, False)]
-    return privacy_loss_distribution.PrivacyLossDistribution(*sides)
+        return PrivacyLossDistribution(_replaced(part, interval))
+    removed = _connected(part, interval, removes=True)
+    if part.sample_rate == 1:  # then to add loses the same
+        return PrivacyLossDistribution(removed)
+    return PrivacyLossDistribution(removed, _connected(part, interval, removes=False))
 
 
 def _connected(part: Part, interval: float, removes: bool) -> "DensePLDPmf":
@@ -198,7 +193,8 @@ def _connected(part: Part, interval: float, removes: bool) -> "DensePLDPmf":
     tails = special.log_ndtr(sign * (shifts[:, None] - x) / sigma)
     with_group = np.logaddexp.reduce(log_weights[:, None] + tails, 0)
     upper, lower = (with_group, without) if removes else (without, with_group)
-    deltas = -np.expm1(epsilons) if removes else np.zeros(len(epsilons))
+    below = np.minimum(epsilons, 0.0)
+    deltas = -np.expm1(below) if removes else np.zeros(len(epsilons))
     deltas[reached] = np.exp(upper) - np.exp(epsilons[reached] + lower)
     if removes and len(shifts) <= part.group:
         deltas[reached] += _CUT  # of the numbers left out; to add loses less by them
