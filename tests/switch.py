@@ -6,7 +6,8 @@ import threading
 from importlib.metadata import version
 from typing import Any
 
-from jaxtyping import install_import_hook
+import jaxtyping
+from jaxtyping import install_import_hook, jaxtyped
 
 
 ON_CPU = os.environ.get("JAX_PLATFORMS", "cpu").startswith("cpu")
@@ -44,9 +45,36 @@ _SHAPED = [
 
 def check_shapes() -> None:
     """Check the types and shapes in annotations of what is imported from now on."""
+    jaxtyping.jaxtyped = _checked_when_called  # pyrefly: ignore[bad-assignment]
     install_import_hook(
         _SHAPED, "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
     )
+
+
+def _checked_when_called(*, typechecker: Any) -> Any:
+    """Make the checks of a function at its first checked call.
+
+    They take a millisecond to make. Most functions are never called with checks, and
+    those within others are new in each call of these.
+    """
+
+    def decorate(function: Any) -> Any:
+        if isinstance(function, type):
+            return jaxtyped(function, typechecker=typechecker)
+        checked = None
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal checked
+            if jaxtyping.config.jaxtyping_disable:
+                return function(*arguments, **named)
+            if checked is None:
+                checked = jaxtyped(function, typechecker=typechecker)
+            return checked(*arguments, **named)
+
+        return call
+
+    return decorate
 
 
 @functools.cache
