@@ -127,6 +127,15 @@ def _nothing_waits_for_the_disk():
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _memory_is_not_given_back():
+    """After a command, each run would look through all objects of all tests for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not FULL:
+            patch.setattr("tanager.training.loop.give_back", lambda: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _accounts_are_not_the_users(tmp_path_factory):
     os.environ["TANAGER_STATE_DIR"] = str(tmp_path_factory.mktemp("state"))
 
