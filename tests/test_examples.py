@@ -57,7 +57,7 @@ SHORTER = {
         "steps=300)": "steps=100)",
         "for epsilon in (0.25, 0.5, 1.0, 2.0)": "for epsilon in (2.0,)",
         "for epsilon in (0.5, 2.0)": "for epsilon in (2.0,)",
-        "steps=40),\n            optax.sgd(0": "steps=5),\n            optax.sgd(0",
+        "steps=40),\n            optax.sgd(0": "steps=1),\n            optax.sgd(0",
     },
     "lora_vit": {
         **SHARED,
