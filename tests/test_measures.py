@@ -229,6 +229,8 @@ def test_shapes_that_do_not_fit_are_refused():
     for scores, labels in (((3, 2), [0, 1]), ((0, 2), []), ((2, 3), [0, 1])):
         with pytest.raises(ValueError, match=r"probabilities .* must be \[n, 2\]"):
             measure(np.zeros(scores), np.array(labels, int), "ab")
+    with pytest.raises(ValueError, match=r"probabilities \(=.*NaN.*must be numbers"):
+        measure(np.array([[0.5, np.nan], [1, 0]]), np.array([0, 1]), "ab")
 
 
 ### Any number of labels

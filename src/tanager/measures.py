@@ -68,7 +68,7 @@ def measure(
         predicted one; ``per_class``.
 
     Raises:
-        ValueError: there are no examples, or the shapes do not fit.
+        ValueError: there are no examples, the shapes do not fit, or there are NaN.
     """
     from sklearn import metrics
 
@@ -76,12 +76,14 @@ def measure(
     if probabilities.shape != (len(labels), len(classes)) or not len(labels):
         rule = f"must be [n, {len(classes)}] for {len(labels)} labels, one or more"
         validate.refuse("probabilities", list(probabilities.shape), rule)
+    if np.isnan(probabilities).any():
+        validate.refuse("probabilities", "NaN", "must be numbers")
     predicted, every = probabilities.argmax(axis=1), range(len(classes))
     matrix = metrics.confusion_matrix(labels, predicted, labels=every)
     counts, right = matrix.sum(axis=1), matrix.diagonal()
     present = np.flatnonzero(counts)
     areas = {
-        int(k): float(metrics.roc_auc_score(labels == k, probabilities[:, k]))
+        int(k): Ranked(probabilities[:, k], labels == k).area(np.ones(len(labels)))
         for k in (present if len(present) > 1 else ())
     }
     top = {}
