@@ -194,7 +194,7 @@ def _what_nobody_looks_at_is_left_out(request):
             if "commands" not in here:  # which look whether there are any
                 patch.setattr("matplotlib.figure.Figure.savefig", _leave_undrawn)
             patch.setattr("tanager.report.run_figures.curves", lambda *_: "")
-            patch.setattr("tanager.measures.RESAMPLES", 50)
+            patch.setattr("tanager.measures.RESAMPLES", 10)
         if here & NO_PERSONS:
             patch.setattr("tanager.training.result.PERSON_SIZES", (2,))
         yield

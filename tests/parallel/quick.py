@@ -13,5 +13,5 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 share_contexts()
 if not FULL:
     Timings.measure = lambda *arguments, **options: False
-    measures.RESAMPLES = 50  # pyrefly: ignore[bad-assignment]
+    measures.RESAMPLES = 10  # pyrefly: ignore[bad-assignment]
     run_figures.curves = lambda *arguments: ""  # pyrefly: ignore[bad-assignment]
