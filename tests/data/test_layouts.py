@@ -142,6 +142,13 @@ def csv_beside_folders_of_people(path):
     (path / "labels.csv").write_text("\n".join(["file,label", *lines]))
 
 
+def csv_that_names_folders_of_people(path):
+    """The column of persons says what the folders say, and the other has the labels."""
+    write(path, *(f"p{n // 3}/{n}.png" for n in range(COUNT)))
+    lines = [f"{n}.png,p{n // 3},{'ab'[n % 2]}" for n in range(COUNT)]
+    (path / "labels.csv").write_text("\n".join(["file,person,label", *lines]))
+
+
 def csv_with_a_split(path):
     write(path, *(f"images/{n}.png" for n in range(COUNT)))
     lines = [f"{n}.png,{'ab'[n % 2]},{'Train' if n < 8 else 'test'}" for n in range(12)]
@@ -251,6 +258,7 @@ READ = {
     names: (("big dog", "cat"), 9),
     csv_beside: ("ab", 10),
     csv_beside_folders_of_people: ("ab", 10),
+    csv_that_names_folders_of_people: ("ab", 10),
     names_in_halves: ("ab", 8),
     csv_beside_halves: ("ab", 8),
     csv_of_something_else: ("ab", 10),

@@ -45,6 +45,12 @@ def unclear(path):
     (path / "all.csv").write_text("id,dx,age\n1,zoe,50\n2,ann,60\n3,zoe,70")
 
 
+def of_folders(path):
+    """Are the folders classes, or persons of which dx is the class?"""
+    write(path, "p/1.png", "p/2.png", "q/3.png", "q/4.png")
+    (path / "all.csv").write_text("id,who,dx\n1,p,zoe\n2,p,ann\n3,q,zoe\n4,q,ann")
+
+
 def pointer(path):
     (path / "train.parquet").write_text("version https://git-lfs.github.com/spec/v1\n")
 
@@ -170,6 +176,7 @@ SPLIT = ("image,label,split", "1.png,zoe,train")
         (csv("9.png,zoe,7", "1.png,ann,1"), "it has 3 columns, none of a usual name"),
         (csv("9.png,zoe", "1.png,"), "row 2 has nothing in column 2"),
         (unclear, "names images in 2 folders, and may hold their labels: it has 3"),
+        (of_folders, "names images in 2 folders, and may hold their labels: it has 3"),
         (pointer, "is a pointer of Git LFS: get the file: git lfs pull"),
         (two_columns, "its columns are ['x', 'y']; name that of labels with"),
         (ids, "has fewer than two images a class, if every label is a class"),

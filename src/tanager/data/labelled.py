@@ -87,7 +87,7 @@ def from_tables(
         raise
     if len(tables) > 1 and not _are_parts(*tables):
         return []
-    if unsure and not _have_labels(files, tables, layout):
+    if unsure and not _have_labels(files, tables, layout, groups):
         return []
     if layout.labels is None:
         names = " and ".join(str(path.relative_to(folder)) for path in paths)
@@ -277,7 +277,9 @@ def _are_parts(first: Table, second: Table) -> bool:
     return first.names == second.names and "split" not in map(str.lower, first.names)
 
 
-def _have_labels(files: Sequence[str], tables: Sequence[Table], layout: Layout) -> bool:
+def _have_labels(
+    files: Sequence[str], tables: Sequence[Table], layout: Layout, groups: str | None
+) -> bool:
     """Return whether the labels are in CSV files, not in the names of the folders.
 
     Refuse files that name images in several folders and may hold labels, or not.
@@ -293,15 +295,22 @@ def _have_labels(files: Sequence[str], tables: Sequence[Table], layout: Layout) 
         return False
     found = [n for n, image in enumerate(images) if image]
     places = [part[:1] for part in _places([images[n] or "" for n in found])]
-    for column in columns:
+    as_folders, repeated = set(), set()
+    for name, column in zip(names, columns, strict=True):
         pairs = {(place, column[n]) for place, n in zip(places, found, strict=True)}
         values = {value for _, value in pairs}
         if 1 < len(pairs) == len({*places}) == len(values) < len(found):
-            return False  # The folders are its values.
-    usual = {*LABEL_NAMES}.intersection(name.lower() for name in names)
-    known_labels = usual or layout.label_column or layout.multi_label
-    if known_labels or len({*places}) == 1 or len(names) == 2:
+            as_folders.add(name)
+        if 2 * len(values) <= len(found):
+            repeated.add(name)
+    if layout.multi_label or groups in names:
         return True
+    if as_folders and repeated <= as_folders:
+        return False  # The folders are the classes, and the files say so too.
+    labels = {name for name in repeated if name.lower() in LABEL_NAMES}
+    labels |= {layout.label_column}.intersection(names)
+    if labels or len({*places}) == 1 or len(names) == 2:
+        return as_folders.isdisjoint(labels)
     file = tables[0].file
     rule = f"names images in {len({*places})} folders, and may hold their labels"
     remedy = f"{shown(names)}: give --labels {file.name} --label-column NAME; or, if "
