@@ -39,7 +39,7 @@ def three_folders(path):
 
 def one_too_high(path):
     halves(path / "archive" / "photos", "train", "val")
-    write(path, "__MACOSX/archive/._1.png", ".hidden/1.png")
+    write(path, "__MACOSX/archive/._1.png", ".hidden/1.png", "@eaDir/1.png/thumb_1.png")
 
 
 def train_alone(path):

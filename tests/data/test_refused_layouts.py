@@ -51,6 +51,13 @@ def of_folders(path):
     (path / "all.csv").write_text("id,who,dx\n1,p,zoe\n2,p,ann\n3,q,zoe\n4,q,ann")
 
 
+def masks(path):
+    """A mask beside each image is not an image of another class."""
+    write(path, *(f"{name}/{n}.png" for name in ("images", "masks") for n in range(4)))
+    rows = [f"{n}.png,{['zoe', 'ann'][n % 2]}" for n in range(4)]
+    (path / "labels.csv").write_text("\n".join(["image,label", *rows]))
+
+
 def pointer(path):
     (path / "train.parquet").write_text("version https://git-lfs.github.com/spec/v1\n")
 
@@ -177,6 +184,7 @@ SPLIT = ("image,label,split", "1.png,zoe,train")
         (csv("9.png,zoe", "1.png,"), "row 2 has nothing in column 2"),
         (unclear, "names images in 2 folders, and may hold their labels: it has 3"),
         (of_folders, "names images in 2 folders, and may hold their labels: it has 3"),
+        (masks, "labels.csv') names images by names that are in several folders: give"),
         (pointer, "is a pointer of Git LFS: get the file: git lfs pull"),
         (two_columns, "its columns are ['x', 'y']; name that of labels with"),
         (ids, "has fewer than two images a class, if every label is a class"),

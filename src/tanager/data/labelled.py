@@ -11,6 +11,7 @@ import numpy as np
 from tanager import _validate as validate
 from tanager._cache import expanded
 from tanager._reading import UnreadableFile, refuse_file
+from tanager.data.decoding import SUFFIXES
 from tanager.data.folder import (
     TESTS,
     TRAINS,
@@ -284,13 +285,23 @@ def _have_labels(
 
     Refuse files that name images in several folders and may hold labels, or not.
     """
-    names = tables[0].names
+    file, names = tables[0].file, tables[0].names
     lines = [(table.known, row) for table in tables for row in table.rows.values()]
     columns = [[row[n] for _, row in lines] for n in range(len(names))]
-    images = max(
-        ([image_of(known, row[n]) for known, row in lines] for n in range(len(names))),
-        key=count_images,
-    )
+    of_cells = [
+        [image_of(known, row[n]) for known, row in lines] for n in range(len(names))
+    ]
+    for column, images in zip(columns, of_cells, strict=True):
+        shared = [
+            cell for cell, image in zip(column, images, strict=True) if image == ""
+        ]
+        if 2 * sum(cell.lower().endswith(SUFFIXES) for cell in shared) > len(lines):
+            rule = "names images by names that are in several folders"
+            remedy = (
+                "give their paths; or, if each folder is one class, move this file "
+            )
+            refuse_file(file, rule, f"{remedy}elsewhere", "labels")
+    images = max(of_cells, key=count_images)
     if 2 * count_images(images) <= max(len(lines), len(files)):
         return False
     found = [n for n, image in enumerate(images) if image]
@@ -311,7 +322,6 @@ def _have_labels(
     labels |= {layout.label_column}.intersection(names)
     if labels or len({*places}) == 1 or len(names) == 2:
         return as_folders.isdisjoint(labels)
-    file = tables[0].file
     rule = f"names images in {len({*places})} folders, and may hold their labels"
     remedy = f"{shown(names)}: give --labels {file.name} --label-column NAME; or, if "
     remedy += "each folder is one class, move this file elsewhere"

@@ -22,7 +22,9 @@ from tanager.data.decoding import CONVERSION, SUFFIXES
 DEFAULT_SIDE = 32
 """Pixels per side of images that differ in size, unless another size is given."""
 Uncertain = Literal["refuse", "absent", "present"]
-_IGNORED = ("__MACOSX",)  # as hidden files are
+# As hidden files are: what macOS, Synology, Linux and Windows put beside other files.
+_IGNORED = {"__MACOSX", "@eaDir", "lost+found", "$RECYCLE.BIN"}
+_IGNORED |= {"System Volume Information"}
 _ENDING = re.compile(r"\.[A-Za-z0-9]{0,4}[A-Za-z][A-Za-z0-9]{0,4}$")
 _MOST_NAMED = 5  # endings, or folders, in one message
 
@@ -154,7 +156,8 @@ def ending(name: str) -> str:
 def looked(folder: str | os.PathLike[str]) -> tuple[list[str], list[str], list[str]]:
     """Return the names of images, of other files and of folders, each sorted.
 
-    Hidden ones are left out, and so is ``__MACOSX``. DICOM files need no ending.
+    Hidden ones are left out, and folders that systems make, such as ``__MACOSX``. DICOM
+    files need no ending.
     """
     images, others, folders = [], [], []
     with os.scandir(folder) as entries:
