@@ -214,6 +214,22 @@ def test_norms_are_marked_private(drawn):
     assert axes.get_title().startswith("PRIVATE")
     shares = [patch.get_data().values.tolist() for patch in axes.patches]
     assert shares == [[25.0, 75.0], [100.0, 0.0]]
+    assert "bar" not in axes.get_xlabel()
+
+
+def test_norms_beyond_the_bins_are_drawn_and_named(drawn):
+    """Gradients that went to zero are what TAN's Figure 7 shows."""
+    edges, counts = [0.5, 1.0, 2.0], [[6, 1, 2, 1], [9, 0, 1, 0]]
+    search_figures.plot_norms(edges, counts, (10, 20), 1.0, pathlib.Path("norms.png"))
+    (axes,) = drawn[0].axes
+    data = [patch.get_data() for patch in axes.patches]
+    assert [each.values.tolist() for each in data] == [
+        [60.0, 10.0, 20.0, 10.0],
+        [90.0, 0.0, 10.0, 0.0],
+    ]
+    assert data[0].edges.tolist() == [0.25, 0.5, 1.0, 2.0, 4.0]
+    assert "leftmost bar: all norms below 1/2" in axes.get_xlabel()
+    assert "rightmost bar: all norms from 2 on" in axes.get_xlabel()
 
 
 def test_small_norms_have_labels_that_leave_each_other_room(drawn):

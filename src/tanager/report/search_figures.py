@@ -299,20 +299,26 @@ def plot_norms(
     clip_norm: float,
     path: pathlib.Path,
 ) -> None:
-    """Draw histograms of gradient norms in parts of training, as Figure 7.
+    """Draw histograms of gradient norms in parts of training (TAN paper, Figure 7).
 
-    `edges` are between one bin and the next: each part has one count more. `steps` are
-    the last of each part.
+    `edges` are between one bin and the next: each part has one count more. Norms beyond
+    the edges, zero among them, are drawn in a bin as wide as the next. `steps` are the
+    last of each part.
     """
+    wide = edges[1] / edges[0]
+    borders = [edges[0] / wide, *edges, edges[-1] * wide]
     used = [i for i in range(len(counts[0])) if any(part[i] for part in counts)]
-    first, last = max(min(used) - 1, 0), min(max(used) + 1, len(edges) - 1)
+    first, last = used[0], used[-1] + 1
+    beyond = [f"leftmost bar: all norms below {_norm(edges[0])}"] * (first == 0)
+    if last == len(counts[0]):
+        beyond.append(f"rightmost bar: all norms from {_norm(edges[-1])} on")
     begun = 1
     with drawing(path) as (_, (axes,)):
         for number, (part, step) in enumerate(zip(counts, steps, strict=True)):
             total = sum(part)
             axes.stairs(
-                [100 * count / total for count in part[first + 1 : last + 1]],
-                edges[first : last + 1],
+                [100 * count / total for count in part[first:last]],
+                borders[first : last + 1],
                 color=COLOURS[number % len(COLOURS)],
                 linewidth=1.8,
                 label=f"steps {begun:,} to {step:,}",
@@ -327,13 +333,16 @@ def plot_norms(
             verticalalignment="top",
         )
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(
-            lambda value, _: f"{value:g}" if value >= 1 else f"1/{1 / value:g}"
-        )
-        axes.set_xlabel("gradient norm of an example before clipping")
+        axes.xaxis.set_major_formatter(lambda value, _: _norm(value))
+        about = f"\n({', '.join(beyond)})" if beyond else ""
+        axes.set_xlabel(f"gradient norm of an example before clipping{about}")
         axes.set_ylabel("examples, %")
         axes.set_title("PRIVATE: computed from the training examples")
         axes.legend()
+
+
+def _norm(value: float) -> str:
+    return f"{value:g}" if value >= 1 else f"1/{1 / value:g}"
 
 
 def _percent(shares: Iterable[float]) -> list[float]:
