@@ -73,6 +73,7 @@ def test_curvature_is_found_where_it_is_and_seldom_elsewhere():
 def test_a_good_law_leaves_no_doubt():
     law = ScalingLaw.fit(runs(noise=0.004))
     assert law.doubts(4096, *NOISE) == ()
+    assert law.doubts(16384, *NOISE) == ()  # 128 times 128, as the paper's Figure 1
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_a_good_law_leaves_no_doubt():
     [
         ((32, 32, 64, 64), 512, NOISE, "only 2 batch sizes"),
         ((16, 32, 64), 512, NOISE, "no batch size was repeated"),
-        (SIZES, 65536, NOISE, "512 times the largest simulated batch"),
+        (SIZES, 32768, NOISE, "256 times the largest simulated batch; the TAN paper"),
         (SIZES, 4096, (3.0, 10_000), "clipping and sampling decide there"),
     ],
 )

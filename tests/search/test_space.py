@@ -17,6 +17,9 @@ RECIPE = recipes.get("cifar10-wrn-16-4").recipe
 def test_the_grids_are_the_papers():
     assert FIELDS["learning_rate"].grid == (1, 2, 4, 8, 12, 16)
     assert FIELDS["augmentation_multiplicity"].grid == (1, 2, 4, 8, 16)
+    # Figure 5 compares two orders; a network without norms is not among them.
+    orders = FIELDS["normalisation_order"].grid
+    assert orders == ("pre-activation", "post-activation")
     assert FIELDS["augmentation"].grid == ("rrc", "tan", "simclr")
     assert FIELDS["momentum"].grid == (0, 0.1, 0.5, 0.9, 1)
     assert FIELDS["dampening"].grid == (0, 0.1, 0.5, 0.9, 1)

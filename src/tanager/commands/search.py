@@ -75,7 +75,8 @@ class Options:
     B is below 128."""
 
     vary: tuple[str, ...] = ()
-    """What to search: NAME=1,2,4, NAME=0.5..8, or NAME for the TAN paper's grid."""
+    """What to search: NAME=1,2,4, NAME=0.5..8, or NAME for the TAN paper's grid
+    (if it has none, for usual values)."""
 
     repeats: int = 2
     """Runs of the winner at each simulation batch size."""

@@ -26,8 +26,8 @@ SIGNIFICANT = 0.05
 """False-alarm rate of the tests for curvature and for a rise."""
 SAMPLED = 0.05
 """Share of sampling in the variance of an update above which a rise may end."""
-FAR = 256.0
-"""The largest factor of extrapolation in batch size; the paper shows no larger."""
+FAR = 128.0
+"""The largest factor in batch size that the paper simulates (16384 over 128)."""
 
 
 class Run(NamedTuple):
@@ -229,7 +229,7 @@ class ScalingLaw:
         if batch_size > FAR * sizes[-1]:
             doubts.append(
                 f"{batch_size:g} is {batch_size / sizes[-1]:.0f} times the largest "
-                f"simulated batch; the law is known to hold up to {FAR:g} times"
+                f"simulated batch; the TAN paper shows at most {FAR:g} times"
             )
         smallest = sizes[0]
         simulated = noise_multiplier * smallest / batch_size

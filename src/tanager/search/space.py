@@ -1,6 +1,7 @@
 """What a search may vary: fields of the recipe by name, each with its values.
 
-The grids are those of TAN Without a Burn, section 4.2.
+Grids are those of TAN Without a Burn, section 4.2 and Figure 5, where it searches a
+name. The decay 0.999 is the best of its Table 2, though not in its list.
 """
 
 import dataclasses
@@ -69,7 +70,7 @@ class _Field(NamedTuple):
 
     Attributes:
         parse: from text to a value.
-        grid: the paper's values.
+        grid: values of a name that is given alone.
         field: the field of the recipe; the name itself by default.
         option: whether it is an option of the optimizer.
         optimizer: whether it applies to "sgd" or to the "others"; None for any.
@@ -92,7 +93,7 @@ FIELDS: dict[str, _Field] = {
     "steps": _Field(int, ()),
     "noise_multiplier": _Field(float, ()),
     "model": _Field(str, ()),
-    "normalisation_order": _Field(str, ("none", "pre-activation", "post-activation")),
+    "normalisation_order": _Field(str, ("pre-activation", "post-activation")),
     "weight_standardisation": _Field(_switch, (False, True)),
     "fine_tune": _Field(str, ("last-layer", "film", "biases-and-norms", "all")),
     "optimizer": _Field(str, ("sgd", "adam", "adamw")),
@@ -151,7 +152,7 @@ class Space:
     def parse(cls, words: Sequence[str]) -> "Space":
         """Read words such as ``learning-rate=1,2,4`` or ``learning-rate=0.5..8``.
 
-        A name alone takes the paper's grid. Underscores and hyphens are the same.
+        A name alone takes its grid. Underscores and hyphens are the same.
 
         Raises:
             ValueError: a word has another form, or a name is given twice.
