@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 _RATIO_NOISE_MULTIPLIERS = (0.5, 0.7, 1.0, 2.0, 4.0)
 _ORDERS = tuple(range(2, 33))
 _HIGHEST_RATIO = 30.0
-# A part of the orders that the plan's ε is the minimum over, so that the plan is on its
-# curve: all small ones, which matter for little noise, and the whole ones up to 11. For
-# much noise some of the others do not converge.
-_FEWER_ORDERS = (*accountant.RDP_ORDERS[:20], *accountant.RDP_ORDERS[24::5])
 _COLOURS = ("#1b9e77", "#7570b3", "#66a61e", "#a6761d", "#386cb0")
 _PLAN_COLOUR = "#d62728"
 
@@ -110,7 +106,7 @@ def _draw_wall(axes: "Axes", mechanism: Mechanism, delta: float) -> None:
         count = max(1, round(mechanism.steps * factor))
         curve = _at_constant_eta(mechanism, count)
         sigmas = [point.noise_multiplier for point in curve]
-        epsilons = [_quick_epsilon(point, delta) for point in curve]
+        epsilons = [accountant.epsilon(point, delta, Accountant.RDP) for point in curve]
         label = f"$T$ = {count:,}" + (" (plan)" if factor == 1 else "")
         if any(lowest <= epsilon <= highest for epsilon in epsilons):
             axes.plot(sigmas, epsilons, label=label, **look)
@@ -181,8 +177,3 @@ def _at_constant_eta(mechanism: Mechanism, steps: int) -> list[Mechanism]:
         Mechanism(min(1.0, eta * sigma * math.sqrt(2 / steps)), float(sigma), steps)
         for sigma in np.unique(sigmas[sigmas <= largest * (1 + 1e-12)])
     ]
-
-
-def _quick_epsilon(mechanism: Mechanism, delta: float) -> float:
-    divergences = accountant.rdp(mechanism, _FEWER_ORDERS)
-    return accountant.epsilon_from_rdp(_FEWER_ORDERS, divergences, delta)
