@@ -319,6 +319,14 @@ def test_a_setting_is_printed_with_its_noise_and_accountant(capsys, tmp_path):
     assert "ε = 3 at δ = 1e-05 by RDP" in printed
 
 
+def test_a_table_refuses_what_makes_no_run_before_it_simulates(tmp_path, capsys):
+    out = tmp_path / "a"
+    words = ["search", "ablation", "digits", *SHORT, "--out", str(out)]
+    assert main([*words, "--vary", "model=linear,lenet"]) == 2
+    assert "image_height (=8) must be at least 16" in capsys.readouterr().err
+    assert not out.exists()
+
+
 @pytest.mark.slow
 def test_a_cumulative_ablation_changes_one_after_another(tmp_path, capsys):
     out = tmp_path / "a"

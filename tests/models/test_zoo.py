@@ -233,7 +233,7 @@ def test_options_reach_the_model(name):
         ),
         ({"name": "transformer"}, "or any wrn-DEPTH-WIDTH with a depth of 6n + 4"),
         ({"normalisation_order": "preactivation"}, "did you mean pre-activation?"),
-        ({"implementation": "tan"}, "(='tan') must be left out for small-cnn"),
+        ({"implementation": "tan"}, "must be left out for small-cnn: give None"),
         ({"name": "wrn-16-4", "implementation": "tam"}, "did you mean tan?"),
         ({"image_shape": (32, 32)}, "image_shape (=(32, 32)) must be (height, width,"),
         ({"image_shape": (2, 8, 8, 1)}, "(height, width, channels): no batch axis"),

@@ -105,6 +105,14 @@ def test_points_are_the_combinations_that_differ():
         Space.parse(["momentum", "learning-rate=1..2"]).points(RECIPE)
 
 
+def test_a_model_without_the_implementation_of_the_recipe_is_ours():
+    """Appendix B compares NF-ResNet with ViT, which the paper's code has not."""
+    tan = recipes.get("imagenet-nf-resnet-50-tan-72k").recipe
+    space = Space.parse(["model=nf-resnet-50,nf-resnet-101,vit-small-16"])
+    made = [space.recipe(tan, point) for point in space.points(tan)]
+    assert [recipe.implementation for recipe in made] == ["tan", "tan", None]
+
+
 def test_a_learning_rate_alone_is_that_of_any_optimizer():
     adam = dataclasses.replace(RECIPE, optimizer="adam", optimizer_options={})
     space = Space.parse(["learning-rate=0.01,0.1"])

@@ -274,6 +274,7 @@ def tabulate(word: str, words: Sequence[str]) -> int:
     # JAX is imported from here on: the command line was fine.
     from tanager.recipes.repeats import sentence
     from tanager.search import experiments, jobs
+    from tanager.search.settings import check_choices
     from tanager.search.simulation import TOO_SMALL
 
     name = entry.name
@@ -300,6 +301,10 @@ def tabulate(word: str, words: Sequence[str]) -> int:
     )
     cells = options.cells(target, simulations)
     every = [job for cell in cells for job in cell.jobs]
+    if vary := getattr(options, "vary", ()):
+        start = target.simulated(batch_size)
+        dataset = jobs.load(every[0].recipe)
+        check_choices(Space.parse(vary), start, target.steps, dataset)
     then = [] if (out / "winner").exists() else options.then(cells)
     words = "all simulations" + " and then the runs of the best" * bool(then)
     jobs.require_room(every, then, words)

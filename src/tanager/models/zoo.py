@@ -282,7 +282,7 @@ def create(
     if implementation is not None:
         if not entry.implementations:
             rule = f"must be left out for {name}"
-            validate.refuse("implementation", implementation, rule)
+            validate.refuse("implementation", implementation, rule, "give None")
         validate.one_of(entry.implementations, implementation=implementation)
         options |= entry.implementations[implementation]
     if entry.has_norm_options:

@@ -187,6 +187,8 @@ class Space:
                 changes = {"optimizer_options": {**recipe.optimizer_options, **changes}}
             elif name == "optimizer" and value != recipe.optimizer:
                 changes["optimizer_options"] = {}
+            elif name == "model" and not _has_implementation(value, recipe):
+                changes["implementation"] = None
             recipe = dataclasses.replace(recipe, **changes)
         return recipe
 
@@ -268,6 +270,14 @@ class Space:
                 for name, values in content.items()
             }
         )
+
+
+def _has_implementation(model: Value, recipe: Recipe) -> bool:
+    if recipe.implementation is None:
+        return True
+    from tanager.models import zoo
+
+    return recipe.implementation in zoo.find(str(model)).implementations
 
 
 def _in_order(names: Mapping[str, Any]) -> list[str]:
