@@ -92,6 +92,16 @@ def test_epsilon_tan_of_table_6(examples, delta, published):
     assert tan.epsilon_tan(eta, delta) == pytest.approx(published, abs=0.005)
 
 
+@pytest.mark.parametrize(
+    ("steps", "eta", "epsilon"), [(60_500, 0.95, 8), (1133, 0.13, 1)]
+)
+def test_the_plans_of_the_docs_are_those_of_figures_2_and_3(steps, eta, epsilon):
+    plan = Mechanism(16384 / 1_200_000, 2.5, steps)
+    assert tan.eta(plan) == pytest.approx(eta, rel=5e-4)
+    assert tan.epsilon_tan(eta, 8e-7) == pytest.approx(epsilon, rel=0.01)
+    assert round(1e3 * tan.eta_step(plan), 1) == 3.9
+
+
 def test_without_noise():
     silent = Mechanism(0.1, 0.0, 10)
     assert tan.eta(silent) == tan.eta_step(silent) == math.inf

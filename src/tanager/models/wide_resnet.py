@@ -114,7 +114,7 @@ class WideResNet(StagedModel):
     References:
         Zagoruyko and Komodakis 2016, "Wide residual networks", table 1; group norm and
         weight standardisation as De et al. 2022, section 3.1 and appendix C.1; orders
-        as Sander et al. 2023, "TAN without a burn", section 4.4.
+        as Sander et al. 2023, "TAN Without a Burn", section 4.4.
     """
 
     stem: layers.Conv

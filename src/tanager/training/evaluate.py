@@ -105,7 +105,7 @@ class Classification:
             checks other labels, and the logits.
 
     References:
-        TAN without a burn, section 4.2, "Testing with augmentations" (AugTest): the
+        TAN Without a Burn, section 4.2, "Testing with augmentations" (AugTest): the
         authors keep the vote apart from the accuracy they compare with others'.
     """
 
