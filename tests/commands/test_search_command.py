@@ -308,17 +308,6 @@ def test_a_budget_is_searched_and_its_winner_trained_on_all(
     assert "--training-accuracy was True and is False" in error
 
 
-def test_a_setting_is_printed_with_its_noise_and_accountant(capsys, tmp_path):
-    row = {"title": {"steps": 2}, "batch_size": 64, "steps": 2, "epsilon": 3.0}
-    row |= {"noise_multiplier": 1.5, "learning_rate": 0.5, "delta": 1e-5}
-    row |= {"simulated_batch_size": 8, "accuracy": 0.5, "deviation": None}
-    row |= {"training_accuracy": None, "accountant": "rdp"}
-    experiments._print([row], tmp_path, "budget", None)
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "learning rate σ ε δ" in printed and "2 64 0.5 1.5 3 1e-05" in printed
-    assert "ε = 3 at δ = 1e-05 by RDP" in printed
-
-
 def test_a_table_refuses_what_makes_no_run_before_it_simulates(tmp_path, capsys):
     out = tmp_path / "a"
     words = ["search", "ablation", "digits", *SHORT, "--out", str(out)]

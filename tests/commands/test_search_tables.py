@@ -11,6 +11,7 @@ ROW = {
     "learning_rate": 0.5,
     "epsilon": 2.0,
     "delta": 1e-5,
+    "accountant": "rdp",
     "simulated_batch_size": 32,
     "accuracy": 0.75,
     "deviation": None,
@@ -21,15 +22,17 @@ ROW = {
 def test_a_pipe_is_given_every_value_of_a_row(tmp_path, capsys):
     title = {f"field_{number}": "x" * 30 for number in range(6)}
     experiments._print([ROW | {"title": title}], tmp_path, "ablation", None)
-    cells = [*title.values(), "64", "0.5", "2", "1e-05", "32", "75.00", "%", "←"]
-    assert capsys.readouterr().out.splitlines()[1].split() == cells
+    cells = [*title.values(), "64", "0.5", "1.377", "2", "1e-05", "32", "75.00"]
+    headings, row, *_ = capsys.readouterr().out.splitlines()
+    assert row.split() == [*cells, "%", "←"]
+    assert "learning rate σ ε δ" in " ".join(headings.split())
 
 
 def test_the_best_row_can_be_typed_again(tmp_path, capsys):
     row = ROW | {"noise_multiplier": 1.3772512345, "learning_rate": 1 / 3}
     experiments._print([row], tmp_path, "budget", None)
     typed = "--noise-multiplier 1.3772512345 --steps 100 --batch-size 64"
-    typed += f" --learning-rate {1 / 3}, ε = 2 at"
+    typed += f" --learning-rate {1 / 3}, ε = 2 at δ = 1e-05 by RDP"
     assert f"best: {typed}" in " ".join(capsys.readouterr().out.split())
 
 
