@@ -125,8 +125,8 @@ def bench_scaling(
     a step over `parameter_bytes`. A strategy that fails is a row with an `error`.
 
     References:
-        Rodriguez Beltran et al. 2024, "Towards efficient and scalable training of
-        differentially private deep learning", figures 7, A.4 and A.5.
+        Rodriguez Beltran et al. 2024, "Towards efficient and scalable
+        implementation of differentially private deep learning", figures 7, A.4 and A.5.
     """
     validate.whole(
         physical_batch=physical_batch, chunks=chunks, repeats=repeats, at_least=1

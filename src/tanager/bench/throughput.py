@@ -5,8 +5,9 @@ update included, real examples counted. For each physical batch all strategies a
 compiled first; then they take turns, one logical step each.
 
 References:
-    Rodriguez Beltran et al. 2024, "Towards efficient and scalable training of
-    differentially private deep learning", section 3 and figures 1, 2, 4, 6, A.1, A.2.
+    Rodriguez Beltran et al. 2024, "Towards efficient and scalable
+    implementation of differentially private deep learning", section 3 and figures 1,
+    2, 4, 6, A.1, A.2.
 """
 
 import contextlib
