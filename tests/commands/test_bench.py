@@ -58,6 +58,7 @@ def test_the_table_has_a_line_for_each_strategy(capsys):
     record = json.loads(capsys.readouterr().out)
     assert record["notes"][0].startswith("backward: the plain gradient minus forward")
     assert record["notes"][1].startswith("optimizer step of a strategy: the noisy")
+    assert record["notes"][2].endswith("as backward (the efficiency paper, Table 2)")
     assert set(record["notes"]) <= set(lines)
     assert len(record["rows"][0]["breakdown"]) == 4
 
@@ -74,7 +75,7 @@ def test_a_section_below_zero_has_a_note():
         {"breakdown": {"forward": {"seconds": seconds}}} for seconds in (1.0, -1e-9)
     ]
     assert any(note.startswith("below 0: ") for note in one_batch._notes(rows))
-    assert len(one_batch._notes([*rows[:1], {"breakdown": None}])) == 2
+    assert len(one_batch._notes([*rows[:1], {"breakdown": None}])) == 3
 
 
 def test_failing_strategies_are_told_of(capsys, monkeypatch):

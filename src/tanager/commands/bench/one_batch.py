@@ -96,6 +96,8 @@ def _notes(rows: list[dict[str, Any]]) -> list[str]:
         "sum minus the plain gradient",
         "optimizer step of a strategy: the noisy update, counted whole for this one "
         "physical batch; a logical batch of n has 1/n of it for each",
+        "gradients of single examples count as clip and accumulate; a profiler counts "
+        "them as backward (the efficiency paper, Table 2)",
     ]
     if any(section["seconds"] < 0 for section in sections):
         notes.append("below 0: less than the noise of these timings; give more repeats")
@@ -119,7 +121,11 @@ def _breakdown_table(rows: list[dict[str, Any]]) -> Table:
 
 @dataclasses.dataclass(frozen=True)
 class Memory(Measured):
-    """Find the largest physical batch that fits: compiled on a CPU, run elsewhere."""
+    """Find the largest physical batch that fits: compiled on a CPU, run elsewhere.
+
+    Parameters, one physical batch and its gradients count. The optimizer's state of
+    private training does not.
+    """
 
     strategies: tuple[str, ...] = ()
     """sgd and clipping strategies. Default: all."""
