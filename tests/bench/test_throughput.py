@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from tanager.bench import throughput
+from tanager.bench import programs, throughput
 from tanager.bench.throughput import Pool, Protocol, bench_throughput, data
 from tanager.bench.timing import Measurement
 from tanager.bench.workload import Workload
@@ -184,7 +184,7 @@ def test_results_of_another_machine_are_drawn_beside(capsys, tmp_path, monkeypat
     words = ["--strategies", "sgd", "--plot", str(path), "--beside", str(other)]
     assert main([*SMALL, *words]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[:3] == ["strategy", "rows", "examples/s"]
+    assert lines[0].split()[:4] == ["strategy", "physical", "batch", "examples/s"]
     assert "slowest – fastest" in lines[0]
     assert lines[1].split()[0] == "sgd"
     assert lines[-1].split() == ["Drawn", "to", str(path)]
@@ -217,6 +217,7 @@ def test_the_picture_has_each_strategy_of_each_model(monkeypatch):
     assert [patch.get_height() for patch in bars.patches] == [0.9, 0.9]
     assert len(first.lines) == 4
     assert rate.get_yscale() == "log"
+    assert rate.get_xlabel() == "physical batch"
     processor = "cpu: Intel(R) Xeon(R) Processor @ 2.80GHz"
     names = "vit-base-16", f"vit-base-16, {processor}", f"wrn-16-4, {processor}"
     assert throughput_figures.plot([(name, rows) for name in names], "a.png")
@@ -224,5 +225,13 @@ def test_the_picture_has_each_strategy_of_each_model(monkeypatch):
     (legend,) = figures[1].legends
     places = legend.get_window_extent(), figures[1].bbox
     assert places[1].x0 <= places[0].x0 <= places[0].x1 <= places[1].x1
+    one_each = [row(strategy, 16, 1.0) for strategy in programs.NAMES]
+    assert throughput_figures.plot([("vit-base-16", one_each)], "a.png")
+    figures[2].draw_without_rendering()
+    (legend,) = figures[2].legends
+    places = legend.get_window_extent(), figures[2].bbox
+    assert places[1].x0 <= places[0].x0 <= places[0].x1 <= places[1].x1
+    tops = {round(text.get_window_extent().y0) for text in legend.get_texts()}
+    assert len(tops) == 1  # names are in one line
     labels = [each.get_window_extent() for each in figures[1].axes[3].get_xticklabels()]
     assert all(a.x1 < b.x0 for a, b in itertools.pairwise(labels))

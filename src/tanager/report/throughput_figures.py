@@ -74,7 +74,7 @@ def plot(measured: Sequence[tuple[str, Rows]], path: str | pathlib.Path) -> bool
                 _lines(panels, mine, style, colours[strategy])
         sizes = sorted({row["physical_batch"] for _, rows in kept for row in rows})
         for axes in panels[:3]:
-            axes.set(xlabel="rows of the physical batch", xscale="log")
+            axes.set(xlabel="physical batch", xscale="log")
             axes.set_xticks(sizes, [str(size) for size in sizes])
             axes.xaxis.minorticks_off()
         panels[0].set(ylabel="examples per second", yscale="log")
@@ -91,7 +91,8 @@ def plot(measured: Sequence[tuple[str, Rows]], path: str | pathlib.Path) -> bool
             for (name, _), style in zip(kept, itertools.cycle(_STYLES)):
                 panels[0].plot([], [], style, color="0.3", label=name)
         named = panels[0].get_legend_handles_labels()
-        figure.legend(*named, loc="outside lower center", ncols=4)
+        columns = 4 if len(kept) > 1 else len(strategies)
+        figure.legend(*named, loc="outside lower center", ncols=columns)
     return True
 
 

@@ -74,7 +74,7 @@ class Throughput(Measured):
 def _table(rows: list[dict[str, Any]], enough: bool) -> Table:
     between = "95 % interval" if enough else "slowest – fastest"
     table = new_table(
-        *("strategy", "rows", "examples/s", between, "of SGD"),
+        *("strategy", "physical batch", "examples/s", between, "of SGD"),
         *("first batch s", "compilations"),
     )
     for row in rows:
