@@ -98,6 +98,20 @@ def test_the_efficiency_papers_budget_is_four_steps_at_half_the_data():
     assert accountant.epsilon(budget.mechanism, 2.04e-5) == pytest.approx(8, rel=1e-3)
 
 
+def test_the_efficiency_papers_settings_are_those_of_its_table_a2():
+    vit = recipes.get("cifar100-vit-base-16").recipe
+    bit = recipes.get("cifar100-bit-50x1").recipe
+    for recipe, learning_rate, clip_norm in ((vit, 0.0003, 4.63), (bit, 0.00098, 6.53)):
+        assert (recipe.epsilon, recipe.delta) == (8, 2.04e-5)
+        assert (recipe.learning_rate, recipe.clip_norm) == (learning_rate, clip_norm)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=name)
+def test_weights_tuned_on_imagenet_1k_are_called_so(entry):
+    if "_ft_in1k" in (entry.recipe.weights or ""):
+        assert "ImageNet-1k" in entry.pretrained_on
+
+
 @pytest.mark.parametrize("entry", [e for e in ENTRIES if e.pretrained_on], ids=name)
 def test_pretrained_recipes_do_not_start_from_random_weights(entry, capsys):
     if entry.recipe.weights is not None:
