@@ -61,6 +61,31 @@ def test_the_table_of_counts_is_what_tracing_finds(name):
     assert COUNTED[name] == found
 
 
+# Millions, and the classes of the head that the paper counts.
+_TABLE_1 = {
+    "vit-tiny-16": (5.7, 1000),
+    "vit-small-16": (22.1, 1000),
+    "vit-base-16": (86.6, 1000),
+    "vit-large-16": (304.3, 1000),
+    "vit-huge-14": (630.8, 0),
+    "bit-50x1": (23.7, 100),
+    "bit-101x1": (42.7, 100),
+    "bit-50x3": (211.8, 100),
+    "bit-101x3": (382.4, 100),
+    "bit-152x4": (929.2, 100),
+}
+_HEAD_INPUTS = {"huge-14": 1280, "50x1": 2048, "101x1": 2048, "152x4": 8192}
+_HEAD_INPUTS |= {"50x3": 6144, "101x3": 6144}
+
+
+@pytest.mark.parametrize("name", _TABLE_1)
+def test_sizes_are_those_of_the_efficiency_papers_table_1(name):
+    millions, classes = _TABLE_1[name]
+    fewer = models.find(name).classes - classes
+    rows = fewer * (1 + _HEAD_INPUTS[name.partition("-")[2]]) if fewer else 0
+    assert round((COUNTED[name][0] - rows) / 1e6, 1) == millions
+
+
 def test_a_convolution_counts_two_for_each_weight_and_position():
     conv = layers.Conv(3, 5, 3, stride=2, bias=True, key=jax.random.key(0))
     assert models.count_flops(conv, (8, 10, 3)) == 2 * (4 * 5) * (3 * 3 * 3 * 5)
