@@ -191,6 +191,23 @@ def test_results_of_another_machine_are_drawn_beside(capsys, tmp_path, monkeypat
     assert path.stat().st_size > 10_000
 
 
+def test_the_picture_tells_precisions_apart(capsys, tmp_path, monkeypatch):
+    drawn = []
+
+    def plot(measured, path):
+        return drawn.append([name for name, _ in measured])
+
+    monkeypatch.setattr(throughput_figures, "plot", plot)
+    small = [*SMALL, "--strategies", "sgd", "--precision"]
+    assert main([*small, "tf32", "--json"]) == 0
+    (tmp_path / "a.json").write_text(capsys.readouterr().out)
+    words = ["--plot", "a.png", "--beside", str(tmp_path / "a.json")]
+    for precision in ("float32", "bfloat16"):
+        assert main([*small, precision, *words]) == 0
+    assert [names[0] for names in drawn] == ["linear", "linear, bfloat16"]
+    assert all(names[1].startswith("linear, tf32, ") for names in drawn)
+
+
 def test_the_picture_has_each_strategy_of_each_model(monkeypatch):
     figures = []
     monkeypatch.setattr(

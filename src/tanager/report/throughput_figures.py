@@ -31,7 +31,7 @@ _RECORD = {
             "first_batch_seconds": Maybe(float),
         }
     ],
-    "workload": {"model": str},
+    "workload": {"model": str, "precision": str},
     "machine": {"device": str},
 }
 _STYLES = ("-", "--", ":", "-.")
@@ -39,11 +39,16 @@ _WRAPPED = 16  # letters of a label's line
 
 
 def read(path: pathlib.Path) -> tuple[str, Rows]:
-    """Return model and device of a file of ``--json``, and its rows."""
+    """Return model, precision and device of a file of ``--json``, and its rows."""
     remedy = "give a file of tanager bench throughput --json"
     content = read_record(path, _RECORD, remedy, "beside")
-    name = f"{content['workload']['model']}, {content['machine']['device']}"
+    name = f"{named(**content['workload'])}, {content['machine']['device']}"
     return name, content["rows"]
+
+
+def named(model: str, precision: str, **others: Any) -> str:
+    """Return the model, and its precision unless it is float32."""
+    return model if precision == "float32" else f"{model}, {precision}"
 
 
 def plot(measured: Sequence[tuple[str, Rows]], path: str | pathlib.Path) -> bool:
@@ -90,9 +95,12 @@ def plot(measured: Sequence[tuple[str, Rows]], path: str | pathlib.Path) -> bool
         if len(kept) > 1:
             for (name, _), style in zip(kept, itertools.cycle(_STYLES)):
                 panels[0].plot([], [], style, color="0.3", label=name)
-        named = panels[0].get_legend_handles_labels()
         columns = 4 if len(kept) > 1 else len(strategies)
-        figure.legend(*named, loc="outside lower center", ncols=columns)
+        figure.legend(
+            *panels[0].get_legend_handles_labels(),
+            loc="outside lower center",
+            ncols=columns,
+        )
     return True
 
 

@@ -15,7 +15,7 @@ from tanager.commands.tables import digits, error_lines, new_table, number
 
 @dataclasses.dataclass(frozen=True)
 class Throughput(Measured):
-    """Time whole training by the efficiency paper's protocol.
+    """Time whole training, as Rodriguez Beltran et al. 2024 do.
 
     Each of --steps logical batches is a Poisson sample of synthetic examples. Data and
     update are timed too, and real examples counted. The defaults are the paper's, for a
@@ -64,8 +64,9 @@ class Throughput(Measured):
         errors = error_lines(rows, "{strategy}, {physical_batch} rows")
         enough = self.steps >= throughput.FEWEST
         lines: list[Any] = [_table(rows, enough), *errors]
+        name = throughput_figures.named(self.model, self.precision)
         if self.plot is not None and throughput_figures.plot(
-            [(self.model, rows), *others], self.plot
+            [(name, rows), *others], self.plot
         ):
             lines += ["", f"Drawn to {self.plot}"]
         return Outcome(record, lines, exit_code(rows, stopped))
