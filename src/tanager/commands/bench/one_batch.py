@@ -97,7 +97,7 @@ def _notes(rows: list[dict[str, Any]]) -> list[str]:
         "optimizer step of a strategy: the noisy update, counted whole for this one "
         "physical batch; a logical batch of n has 1/n of it for each",
         "gradients of single examples count as clip and accumulate; a profiler counts "
-        "them as backward (the efficiency paper, Table 2)",
+        "them as backward (Rodriguez Beltran et al. 2024, Table 2)",
     ]
     if any(section["seconds"] < 0 for section in sections):
         notes.append("below 0: less than the noise of these timings; give more repeats")
