@@ -144,6 +144,17 @@ def test_cifar_is_standardised_by_itself_when_fine_tuned(dataset, last, monkeypa
     assert not tasks.assumes_preprocessing(recipe)
 
 
+@pytest.mark.parametrize("name", ["cifar100-vit-base-16", "cifar100-bit-50x1"])
+def test_the_efficiency_papers_images_are_resized_whole(name, monkeypatch):
+    timm = Preprocessing(mean=(0.5,) * 3, std=(0.5,) * 3, size=(448, 448), crop=0.9)
+    monkeypatch.setattr(tasks, "preprocessing_of", lambda weights: timm)
+    source = ArraySource({"image": np.zeros((1, 32, 32, 3), np.uint8)})
+    files = FILES["cifar100"]
+    images = Dataset("cifar100", source, source, ("one",), (32, 32, 3), *files[1:])
+    found = tasks.preprocessing(recipes.get(name).recipe, images)
+    assert (found.size, found.crop, found.mean) == ((224, 224), 1, timm.mean)
+
+
 def test_the_command_shows_all_that_is_known(capsys):
     assert main(["recipe", "cifar10-wrn-16-4", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
