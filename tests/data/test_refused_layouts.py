@@ -58,6 +58,16 @@ def masks(path):
     (path / "labels.csv").write_text("\n".join(["image,label", *rows]))
 
 
+def parts_beside(text, encoding="utf-8"):
+    """Folders that are not classes, and a table that cannot be read."""
+
+    def make(path):
+        write(path, *(f"part {n % 2}/{n}.png" for n in range(4)))
+        (path / "labels.csv").write_bytes(text.encode(encoding))
+
+    return make
+
+
 def pointer(path):
     (path / "train.parquet").write_text("version https://git-lfs.github.com/spec/v1\n")
 
@@ -185,6 +195,12 @@ SPLIT = ("image,label,split", "1.png,zoe,train")
         (unclear, "names images in 2 folders, and may hold their labels: it has 3"),
         (of_folders, "names images in 2 folders, and may hold their labels: it has 3"),
         (masks, "labels.csv') names images by names that are in several folders: give"),
+        (parts_beside("0.png,zoe\n1.png,ann\n2.png,zoe"), "has no names of columns"),
+        (parts_beside("id,dx\n0,größe\n1,zoe", "latin-1"), "is not UTF-8: save it as"),
+        (
+            parts_beside("id,dx\n0,zoe\n1"),
+            "row 3 has 1 columns, and the first line has",
+        ),
         (pointer, "is a pointer of Git LFS: get the file: git lfs pull"),
         (two_columns, "its columns are ['x', 'y']; name that of labels with"),
         (ids, "has fewer than two images a class, if every label is a class"),

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tanager._reading import reading, refuse_file
+from tanager import _validate as validate
+from tanager._reading import UnreadableFile, reading, refuse_file
 from tanager.data.decoding import SUFFIXES
 from tanager.data.label_sets import USUAL
 from tanager.data.labels import MISSING, RENAME
@@ -19,6 +20,10 @@ IMAGE_NAMES = ("image", "file", "filename", "file_name", "path", "image_path", "
 LABEL_NAMES = ("label", "labels", "class", "target", "category", "diagnosis")
 """Names that a column usually has, in lower or upper case."""
 _LARGEST = 1 << 30  # bytes of a CSV file
+
+
+class NoTable(UnreadableFile):
+    """A CSV file is too small to have labels."""
 
 
 class Table(NamedTuple):
@@ -38,13 +43,21 @@ class Table(NamedTuple):
 
 
 def read_table(folder: Path, file: Path, files: Sequence[str]) -> Table:
-    """Read a CSV file that names images of a folder, `files`."""
+    """Read a CSV file that names images of a folder, `files`.
+
+    Raises:
+        NoTable: it has one line, or one column.
+        UnreadableFile: it is damaged, or of another format.
+    """
     names, rows = _read_rows(file)
-    known = names_of(folder, file, files)
-    if any(image_of(known, cell) is not None for cell in names):
+    return Table(file, names, rows, names_of(folder, file, files))
+
+
+def refuse_no_names(table: Table) -> None:
+    """Refuse a CSV file that begins with a row, not with the names of its columns."""
+    if any(image_of(table.known, cell) is not None for cell in table.names):
         rule = "has no names of columns: its first line names an image"
-        refuse_file(file, rule, "add a first line such as image,label", "labels")
-    return Table(file, names, rows, known)
+        refuse_file(table.file, rule, "add a first line such as image,label", "labels")
 
 
 def _read_rows(file: Path) -> tuple[list[str], dict[int, list[str]]]:
@@ -66,7 +79,7 @@ def _read_rows(file: Path) -> tuple[list[str], dict[int, list[str]]]:
     names = next(iter(rows.values()), [])
     if len(rows) < 2 or len(names) < 2:
         rule = "needs a line of names, and a line of two columns for each image"
-        refuse_file(file, rule, argument="labels")
+        raise NoTable(validate.message("labels", str(file), rule, ""))
     for number, row in rows.items():
         if len(row) != len(names):
             rule = f"row {number} has {len(row)} columns, and the first line has "

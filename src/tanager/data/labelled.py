@@ -10,7 +10,7 @@ import numpy as np
 
 from tanager import _validate as validate
 from tanager._cache import expanded
-from tanager._reading import UnreadableFile, refuse_file
+from tanager._reading import refuse_file
 from tanager.data.decoding import SUFFIXES
 from tanager.data.folder import (
     TESTS,
@@ -22,6 +22,7 @@ from tanager.data.folder import (
 )
 from tanager.data.label_files import (
     LABEL_NAMES,
+    NoTable,
     Table,
     count_images,
     image_column,
@@ -30,6 +31,7 @@ from tanager.data.label_files import (
     names_column,
     near,
     read_table,
+    refuse_no_names,
     row_of_image,
     shown,
 )
@@ -82,12 +84,14 @@ def from_tables(
     files, others = _files(folder)
     try:
         tables = [read_table(folder, path, files) for path in paths]
-    except UnreadableFile:
+    except NoTable:
         if unsure:
             return []
         raise
     if len(tables) > 1 and not _are_parts(*tables):
         return []
+    for table in tables:
+        refuse_no_names(table)
     if unsure and not _have_labels(files, tables, layout, groups):
         return []
     if layout.labels is None:
