@@ -142,6 +142,13 @@ def csv_beside_folders_of_people(path):
     (path / "labels.csv").write_text("\n".join(["file,label", *lines]))
 
 
+def csv_among_others(path):
+    """As HAM10000: another has pixels, and names no image."""
+    csv_beside_parts(path)
+    (path / "pixels.csv").write_text("pixel0,pixel1,label\n" + "200,201,1\n" * COUNT)
+    (path / "empty.csv").write_text("")
+
+
 def csv_that_names_folders_of_people(path):
     """The column of persons says what the folders say, and the other has the labels."""
     write(path, *(f"p{n // 3}/{n}.png" for n in range(COUNT)))
@@ -258,6 +265,7 @@ READ = {
     names: (("big dog", "cat"), 9),
     csv_beside: ("ab", 10),
     csv_beside_folders_of_people: ("ab", 10),
+    csv_among_others: ("ab", 10),
     csv_that_names_folders_of_people: ("ab", 10),
     names_in_halves: ("ab", 8),
     csv_beside_halves: ("ab", 8),

@@ -86,7 +86,10 @@ def parts(first, second, others=()):
 LABELLED = "image,label\ntrain/1.png,zoe\ntrain/2.png,ann"
 TABLES = [("train.csv", LABELLED), ("test.csv", "image\ntest/1.png\ntest/2.png")]
 TWICE = [("train.csv", LABELLED), ("test.csv", f"{LABELLED}\ntest/2.png,ann")]
-TWO_TESTS = [*TWICE, ("more test.csv", LABELLED)]
+TWO = [
+    (name, "image,who\ntrain/1,zoe\ntrain/2,ann\ntest/1,zoe\ntest/2,ann")
+    for name in ("all.csv", "more.csv")
+]
 
 
 @pytest.mark.parametrize("ending", ["parquet", "arrow"])
@@ -216,7 +219,10 @@ SPLIT = ("image,label,split", "1.png,zoe,train")
         (parts("trainA", "TEST"), "or --labels-from-name; if they are classes, rename"),
         (parts("Images_Training", "val", TABLES), "(Images_Training, val), but no cla"),
         (parts("train", "test", TWICE), "test.csv') names an image that is in train.c"),
-        (parts("train", "test", TWO_TESTS), "but no class folders: make a folder for"),
+        (
+            parts("train", "test", TWO),
+            "files that may have the labels (all.csv, more.",
+        ),
         (csv("image,a,b", "1.png,1,0", "2.png,1,1"), "has no column 'label' or"),
         (csv("image,a,b", "1.png,1,0", "2.png,,"), "has no column 'label' or"),
     ],

@@ -124,6 +124,27 @@ def part_of(name: str) -> str:
     return next((word.lower() for word in words if word.lower() in _PARTS), "")
 
 
+def places_of(files: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the folders of each file, without train, test, and those around all."""
+    parts = [_besides_half(file) for file in files]
+    while all(part[:1] == parts[0][:1] != () for part in parts):
+        parts = [part[1:] for part in parts]
+    return parts
+
+
+def half_of(file: str) -> str:
+    """Return the first folder of a file that is named train or test, in lower case."""
+    parts = [part.lower() for part in Path(file).parent.parts]
+    return next((part for part in parts if part in _PARTS), "")
+
+
+def _besides_half(file: str) -> tuple[str, ...]:
+    """Return the folders of a file without the first that is named train or test."""
+    parts, half = Path(file).parent.parts, half_of(file)
+    at = [part.lower() for part in parts].index(half) if half else len(parts)
+    return parts[:at] + parts[at + 1 :]
+
+
 def has_classes(path: Path, names: Sequence[str] = ()) -> bool:
     """Return whether there is such a folder, with folders in it (some of `names`)."""
     found = set(looked(path)[2]) if path.is_dir() else set()

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import os
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -42,14 +43,16 @@ class Table(NamedTuple):
     known: dict[str, str]
 
 
-def read_table(folder: Path, file: Path, files: Sequence[str]) -> Table:
-    """Read a CSV file that names images of a folder, `files`.
+def read_table(
+    folder: Path, file: Path, files: Sequence[str], most: int | None = None
+) -> Table:
+    """Read a CSV file that names images of a folder, `files`; at most so many rows.
 
     Raises:
         NoTable: it has one line, or one column.
         UnreadableFile: it is damaged, or of another format.
     """
-    names, rows = _read_rows(file)
+    names, rows = _read_rows(file, most)
     return Table(file, names, rows, names_of(folder, file, files))
 
 
@@ -60,7 +63,7 @@ def refuse_no_names(table: Table) -> None:
         refuse_file(table.file, rule, "add a first line such as image,label", "labels")
 
 
-def _read_rows(file: Path) -> tuple[list[str], dict[int, list[str]]]:
+def _read_rows(file: Path, most: int | None) -> tuple[list[str], dict[int, list[str]]]:
     """Return the names of the columns of a CSV file, and its rows."""
     with reading(file, "is not a CSV file that can be read", argument="labels"):
         if file.stat().st_size > _LARGEST:
@@ -73,7 +76,7 @@ def _read_rows(file: Path) -> tuple[list[str], dict[int, list[str]]]:
         lines = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=True)
         rows = {
             number: [cell.strip() for cell in row]
-            for number, row in enumerate(lines, 1)
+            for number, row in enumerate(itertools.islice(lines, most), 1)
             if any(row)
         }
     names = next(iter(rows.values()), [])

@@ -9,38 +9,30 @@ from typing import NamedTuple
 import numpy as np
 
 from tanager import _validate as validate
-from tanager._cache import expanded
 from tanager._reading import refuse_file
-from tanager.data.decoding import SUFFIXES
 from tanager.data.folder import (
     TESTS,
     TRAINS,
     FolderSource,
-    has_classes,
+    half_of,
     list_files,
-    part_of,
+    places_of,
 )
 from tanager.data.label_files import (
     LABEL_NAMES,
-    NoTable,
     Table,
-    count_images,
     image_column,
-    image_of,
     label_column,
     names_column,
     near,
     read_table,
-    refuse_no_names,
     row_of_image,
-    shown,
 )
 from tanager.data.label_sets import ones_of, read_labels
-from tanager.data.layout import Layout, Record, counted, described, looked, walked
+from tanager.data.label_tables import choose_tables, find_tables
+from tanager.data.layout import Layout, Record, counted, described, walked
 
 
-TABLES = (".csv", ".tsv")
-"""Endings of files of labels."""
 _HALVES = (*TRAINS, *TESTS)
 _BEGINNING = re.compile(r"[^\d_.(-]+")
 
@@ -70,34 +62,24 @@ def from_tables(
 ) -> list[FolderSource]:
     """Return the images of a folder that CSV files have labels for; [] without such.
 
-    One file is named by the layout, or is the only one beside the images. Two are named
-    for training and test images, or in folders so named. In one file a column ``split``
-    may say which image is for what; else the folders that images lie in, if they are
-    named so.
+    One file is named by the layout, or is the only one beside the images that may have
+    labels. Two are named for training and test images, or in folders so named. In one
+    file a column ``split`` may say which image is for what; else the folders that
+    images lie in, if they are named so.
     """
-    _, beside, below = looked(folder)
-    paths = _paths(folder, layout, beside, below)
-    if not paths:
+    found = find_tables(folder, layout)
+    if not found:
         return []
-    several = len(below) > 1 or any(has_classes(folder / name) for name in below)
-    unsure = several and layout.labels is None
     files, others = _files(folder)
-    try:
-        tables = [read_table(folder, path, files) for path in paths]
-    except NoTable:
-        if unsure:
+    if layout.labels is not None:
+        tables = [read_table(folder, found[0], files)]
+    else:
+        tables = choose_tables(folder, found, files, layout, groups)
+        if not tables:
             return []
-        raise
-    if len(tables) > 1 and not _are_parts(*tables):
-        return []
-    for table in tables:
-        refuse_no_names(table)
-    if unsure and not _have_labels(files, tables, layout, groups):
-        return []
-    if layout.labels is None:
-        names = " and ".join(str(path.relative_to(folder)) for path in paths)
+        names = " and ".join(str(table.file.relative_to(folder)) for table in tables)
         record.notes.append(f"labels are read from {names}")
-    own = {path.resolve() for path in paths}
+    own = {table.file.resolve() for table in tables}
     for other in others:
         if other.resolve() not in own:
             record.skip(other.name)
@@ -206,7 +188,7 @@ def _split_folders(folder: Path, files: Sequence[str]) -> list[str]:
 
     Refuse images in neither: which are for training is the user's to say.
     """
-    halves = [_half(file) for file in files]
+    halves = [half_of(file) for file in files]
     found = {*halves}
     if not all(found & {*half} for half in (TRAINS, TESTS)):
         return []
@@ -248,90 +230,6 @@ def _sources(
     return sources
 
 
-def _paths(
-    folder: Path, layout: Layout, beside: Sequence[str], below: Sequence[str]
-) -> list[Path]:
-    """Return where the CSV files of labels may be: none, one or two."""
-    if layout.labels is not None:
-        file = expanded(layout.labels)
-        for place in (file, folder / file):
-            if place.is_file():
-                return [place]
-        validate.refuse("labels", str(file), "is not a file", "give a CSV file")
-    found = [folder / name for name in beside if name.lower().endswith(TABLES)]
-    if len(found) == 1:
-        return found
-    for name in filter(part_of, below):
-        inside = folder / name
-        found += [inside / n for n in looked(inside)[1] if n.lower().endswith(TABLES)]
-    of_part: dict[str, list[Path]] = {}
-    for path in found:
-        part = part_of(path.stem) or part_of(path.parent.name)
-        of_part.setdefault(part, []).append(path)
-    pair = []
-    for names in (TRAINS, TESTS):
-        tables = next((of_part[name] for name in names if name in of_part), [])
-        if len(tables) != 1:
-            return []
-        pair += tables
-    return pair
-
-
-def _are_parts(first: Table, second: Table) -> bool:
-    """Return whether two CSV files are parts of one table."""
-    return first.names == second.names and "split" not in map(str.lower, first.names)
-
-
-def _have_labels(
-    files: Sequence[str], tables: Sequence[Table], layout: Layout, groups: str | None
-) -> bool:
-    """Return whether the labels are in CSV files, not in the names of the folders.
-
-    Refuse files that name images in several folders and may hold labels, or not.
-    """
-    file, names = tables[0].file, tables[0].names
-    lines = [(table.known, row) for table in tables for row in table.rows.values()]
-    columns = [[row[n] for _, row in lines] for n in range(len(names))]
-    of_cells = [
-        [image_of(known, row[n]) for known, row in lines] for n in range(len(names))
-    ]
-    for column, images in zip(columns, of_cells, strict=True):
-        shared = [
-            cell for cell, image in zip(column, images, strict=True) if image == ""
-        ]
-        if 2 * sum(cell.lower().endswith(SUFFIXES) for cell in shared) > len(lines):
-            rule = "names images by names that are in several folders"
-            remedy = (
-                "give their paths; or, if each folder is one class, move this file "
-            )
-            refuse_file(file, rule, f"{remedy}elsewhere", "labels")
-    images = max(of_cells, key=count_images)
-    if 2 * count_images(images) <= max(len(lines), len(files)):
-        return False
-    found = [n for n, image in enumerate(images) if image]
-    places = [part[:1] for part in _places([images[n] or "" for n in found])]
-    as_folders, repeated = set(), set()
-    for name, column in zip(names, columns, strict=True):
-        pairs = {(place, column[n]) for place, n in zip(places, found, strict=True)}
-        values = {value for _, value in pairs}
-        if 1 < len(pairs) == len({*places}) == len(values) < len(found):
-            as_folders.add(name)
-        if 2 * len(values) <= len(found):
-            repeated.add(name)
-    if layout.multi_label or groups in names:
-        return True
-    if as_folders and repeated <= as_folders:
-        return False  # The folders are the classes, and the files say so too.
-    labels = {name for name in repeated if name.lower() in LABEL_NAMES}
-    labels |= {layout.label_column}.intersection(names)
-    if labels or len({*places}) == 1 or len(names) == 2:
-        return as_folders.isdisjoint(labels)
-    rule = f"names images in {len({*places})} folders, and may hold their labels"
-    remedy = f"{shown(names)}: give --labels {file.name} --label-column NAME; or, if "
-    remedy += "each folder is one class, move this file elsewhere"
-    return refuse_file(file, rule, remedy, "labels")
-
-
 def _files(folder: Path) -> tuple[list[str], list[Path]]:
     """Return the paths of all images in a folder and below, and all other files."""
     images, others = [], []
@@ -354,7 +252,7 @@ def _folders(
     """
     if groups != "folder":
         return None
-    parts = _places(files)
+    parts = places_of(files)
     for file, part in zip(files, parts, strict=True):
         if not part:
             rule = "has images that are not in a folder of their owner"
@@ -365,24 +263,3 @@ def _folders(
             remedy = "move it up, or name the owners in a column (--groups COLUMN)"
             refuse_file(folder / file, rule, remedy)
     return np.array([part[0] for part in parts])
-
-
-def _places(files: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the folders of each file, without train, test, and those around all."""
-    parts = [_besides_half(file) for file in files]
-    while all(part[:1] == parts[0][:1] != () for part in parts):
-        parts = [part[1:] for part in parts]
-    return parts
-
-
-def _half(file: str) -> str:
-    """Return the first folder of a file that is named train or test, in lower case."""
-    parts = [part.lower() for part in Path(file).parent.parts]
-    return next((part for part in parts if part in _HALVES), "")
-
-
-def _besides_half(file: str) -> tuple[str, ...]:
-    """Return the folders of a file without the first that is named train or test."""
-    parts, half = Path(file).parent.parts, _half(file)
-    at = [part.lower() for part in parts].index(half) if half else len(parts)
-    return parts[:at] + parts[at + 1 :]
