@@ -59,7 +59,7 @@ def test_the_table_has_a_line_for_each_strategy(capsys):
     assert record["notes"][0].startswith("backward: the plain gradient minus forward")
     assert record["notes"][1].startswith("optimizer step of a strategy: the noisy")
     assert record["notes"][2].endswith("al. 2024, Table 2)")
-    assert set(record["notes"]) <= set(lines)
+    assert set(record["notes"][:3]) <= set(lines)  # a fourth is of its timings
     assert len(record["rows"][0]["breakdown"]) == 4
 
 
