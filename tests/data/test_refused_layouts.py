@@ -46,7 +46,7 @@ def unclear(path):
 
 
 def of_folders(path):
-    """Are the folders classes, or persons of which dx is the class?"""
+    """The folders may be the classes; or persons, and then dx is the class."""
     write(path, "p/1.png", "p/2.png", "q/3.png", "q/4.png")
     (path / "all.csv").write_text("id,who,dx\n1,p,zoe\n2,p,ann\n3,q,zoe\n4,q,ann")
 
@@ -234,6 +234,14 @@ def test_what_is_not_understood_is_described(tmp_path, make, message):
     told = str(refused.value)
     assert "remove" not in told
     assert not re.search(r"\bzoe|\bann\b", told)
+
+
+def test_a_first_row_of_a_table_that_was_named_is_not_lost(tmp_path):
+    write(tmp_path, *(f"part {n % 2}/{n}.png" for n in range(4)))
+    file = tmp_path / "labels.csv"
+    file.write_text("\n".join(f"{n}.png,{'ab'[n % 2]}" for n in range(4)))
+    with pytest.raises(ValueError, match="has no names of columns"):
+        load("folder", Layout(tmp_path, labels=file))
 
 
 def test_a_class_may_be_called_train(tmp_path):

@@ -35,7 +35,7 @@ TRAINS = ("train", "training")
 """Names that a folder of training images may have, in lower or upper case."""
 TESTS = ("test", "testing", "val", "valid", "validation")
 """Names a folder of test images may have; the first that has class folders is taken."""
-_PARTS = (*TRAINS, *TESTS)
+PARTS = (*TRAINS, *TESTS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +121,7 @@ class FolderSource(EncodedImages):
 def part_of(name: str) -> str:
     """Return the word of a name that is one of `TRAINS` or `TESTS`; "" if none is."""
     words = re.findall("[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
-    return next((word.lower() for word in words if word.lower() in _PARTS), "")
+    return next((word.lower() for word in words if word.lower() in PARTS), "")
 
 
 def places_of(files: Sequence[str]) -> list[tuple[str, ...]]:
@@ -135,7 +135,7 @@ def places_of(files: Sequence[str]) -> list[tuple[str, ...]]:
 def half_of(file: str) -> str:
     """Return the first folder of a file that is named train or test, in lower case."""
     parts = [part.lower() for part in Path(file).parent.parts]
-    return next((part for part in parts if part in _PARTS), "")
+    return next((part for part in parts if part in PARTS), "")
 
 
 def _besides_half(file: str) -> tuple[str, ...]:
@@ -190,9 +190,8 @@ def list_folder(
     found = _class_files(path, grouped, record)
     parts = {part_of(name) for name in found}
     if "" not in parts and parts.intersection(TRAINS) and parts.intersection(tests):
-        rule = (
-            f"has training and test images ({', '.join(found)}), but no class folders"
-        )
+        names = ", ".join(found)
+        rule = f"has training and test images ({names}), but no class folders"
         remedy = "make a folder for each class in them, or give --labels FILE (a CSV "
         remedy += "file) or --labels-from-name; if they are classes, rename them"
         refuse_file(path, rule, remedy)
@@ -256,10 +255,8 @@ def _class_files(folder: Path, grouped: bool, record: Record) -> dict[str, list[
             first = deeper[0].relative_to(folder / name)
             rule = f"is a class whose images are in folders, such as {first}"
             remedy = "if each folder is one person, give groups='folder' (--groups "
-            remedy += (
-                f"folder); if each is one class, give {folder / name} as the data; "
-            )
-            remedy += "else move the images up into the class folder"
+            remedy += f"folder); if each is one class, give {folder / name} as the "
+            remedy += "data; else move the images up into the class folder"
             refuse_file(folder / name, rule, remedy)
         elif deeper:
             record.notes.append(

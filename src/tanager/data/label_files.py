@@ -46,7 +46,9 @@ class Table(NamedTuple):
 def read_table(
     folder: Path, file: Path, files: Sequence[str], most: int | None = None
 ) -> Table:
-    """Read a CSV file that names images of a folder, `files`; at most so many rows.
+    """Read a CSV file, or its first `most` lines, that names images of a folder.
+
+    `files` are the paths of these images, relative to the folder.
 
     Raises:
         NoTable: it has one line, or one column.

@@ -1,6 +1,6 @@
 """Which CSV files of a folder have the labels of its images."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tanager import _validate as validate
@@ -25,6 +25,7 @@ from tanager.data.layout import Layout, looked
 TABLES = (".csv", ".tsv")
 """Endings of files of labels."""
 _PEEK = 100  # rows of a file that may have labels
+_Read = Callable[..., Table]  # a file, and at most how many rows
 
 
 def find_tables(folder: Path, layout: Layout) -> list[Path]:
@@ -56,24 +57,28 @@ def choose_tables(
 
     Refuse to choose between several files that may have them.
     """
+
+    def read(file: Path, most: int | None = None) -> Table:
+        return read_table(folder, file, files, most)
+
+    def have_labels(*tables: Table) -> bool:
+        return _have_labels(files, tables, layout, groups)
+
     below = looked(folder)[2]
     several = len(below) > 1 or any(has_classes(folder / name) for name in below)
+    unsure = several and layout.labels is None
     try:
-        tables = _parts(folder, found, files)
-        if not tables:
-            tables = _alone(folder, found, files, layout, groups)
+        tables = _parts(found, read) or _alone(found, read, have_labels)
     except NoTable:
-        if several:
+        if unsure:
             return []
         raise
     for table in tables:
         refuse_no_names(table)
-    if several and tables and not _have_labels(files, tables, layout, groups):
-        return []
-    return tables
+    return [] if unsure and tables and not have_labels(*tables) else tables
 
 
-def _parts(folder: Path, found: Sequence[Path], files: Sequence[str]) -> list[Table]:
+def _parts(found: Sequence[Path], read: _Read) -> list[Table]:
     """Return the CSV files of the training images and of the test images; or none."""
     of_part: dict[str, list[Path]] = {}
     for file in found if len(found) > 1 else ():
@@ -86,7 +91,7 @@ def _parts(folder: Path, found: Sequence[Path], files: Sequence[str]) -> list[Ta
     if len(pair) < 2:
         return []
     try:
-        first, second = (read_table(folder, file, files) for file in pair)
+        first, second = map(read, pair)
     except NoTable:
         return []
     same = first.names == second.names and "split" not in map(str.lower, first.names)
@@ -94,30 +99,26 @@ def _parts(folder: Path, found: Sequence[Path], files: Sequence[str]) -> list[Ta
 
 
 def _alone(
-    folder: Path,
-    found: Sequence[Path],
-    files: Sequence[str],
-    layout: Layout,
-    groups: str | None,
+    found: Sequence[Path], read: _Read, have_labels: Callable[[Table], bool]
 ) -> list[Table]:
     """Return the only CSV file that may have the labels; or none."""
     if len(found) > 1:
-        found = [file for file in found if _names_images(folder, file, files)]
-    tables = [read_table(folder, file, files) for file in found]
+        found = [file for file in found if _names_images(file, read)]
+    tables = [*map(read, found)]
     if len(tables) > 1:
-        tables = [table for table in tables if _may_have(files, table, layout, groups)]
+        tables = [table for table in tables if _may_have(table, have_labels)]
     if len(tables) > 1:
         names = ", ".join(clean(table.file.name) for table in tables)
         rule = f"has several files that may have the labels ({names})"
         remedy = "name one with --labels FILE; or, if each folder is one class, move "
-        refuse_file(folder, rule, f"{remedy}them elsewhere")
+        refuse_file(tables[0].file.parent, rule, f"{remedy}them elsewhere")
     return tables
 
 
-def _names_images(folder: Path, file: Path, files: Sequence[str]) -> bool:
+def _names_images(file: Path, read: _Read) -> bool:
     """Return whether a column names images in most of the first rows of a CSV file."""
     try:
-        table = read_table(folder, file, files, most=_PEEK)
+        table = read(file, _PEEK)
     except NoTable:
         return False
     columns = zip(*table.rows.values(), strict=True)
@@ -125,11 +126,9 @@ def _names_images(folder: Path, file: Path, files: Sequence[str]) -> bool:
     return any(2 * sum(each) > len(each) for each in named)
 
 
-def _may_have(
-    files: Sequence[str], table: Table, layout: Layout, groups: str | None
-) -> bool:
+def _may_have(table: Table, have_labels: Callable[[Table], bool]) -> bool:
     try:
-        return _have_labels(files, [table], layout, groups)
+        return have_labels(table)
     except UnreadableFile:
         return True
 

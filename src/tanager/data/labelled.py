@@ -11,6 +11,7 @@ import numpy as np
 from tanager import _validate as validate
 from tanager._reading import refuse_file
 from tanager.data.folder import (
+    PARTS,
     TESTS,
     TRAINS,
     FolderSource,
@@ -25,7 +26,6 @@ from tanager.data.label_files import (
     label_column,
     names_column,
     near,
-    read_table,
     row_of_image,
 )
 from tanager.data.label_sets import ones_of, read_labels
@@ -33,7 +33,6 @@ from tanager.data.label_tables import choose_tables, find_tables
 from tanager.data.layout import Layout, Record, counted, described, walked
 
 
-_HALVES = (*TRAINS, *TESTS)
 _BEGINNING = re.compile(r"[^\d_.(-]+")
 
 
@@ -71,12 +70,10 @@ def from_tables(
     if not found:
         return []
     files, others = _files(folder)
-    if layout.labels is not None:
-        tables = [read_table(folder, found[0], files)]
-    else:
-        tables = choose_tables(folder, found, files, layout, groups)
-        if not tables:
-            return []
+    tables = choose_tables(folder, found, files, layout, groups)
+    if not tables:
+        return []
+    if layout.labels is None:
         names = " and ".join(str(table.file.relative_to(folder)) for table in tables)
         record.notes.append(f"labels are read from {names}")
     own = {table.file.resolve() for table in tables}
@@ -170,12 +167,13 @@ def _labels(
         record.notes.append("the class of an image is the column that has 1")
     else:
         column = names_column(table, others, given)
-        found = read_labels(file, names, lines, others, column, layout, record)
-        classes, values = found
+        classes, values = read_labels(
+            file, names, lines, others, column, layout, record
+        )
     splits = None if split is None else [line[split].lower() for line in lines]
     if splits is not None:
         found = {*splits}
-        if found - {*_HALVES} or not all(found & {*half} for half in (TRAINS, TESTS)):
+        if found - {*PARTS} or not all(found & {*half} for half in (TRAINS, TESTS)):
             rule = "has a column 'split', which must say train or test in each row"
             remedy = "rename the column if it says something else"
             refuse_file(file, rule, remedy, "labels")
