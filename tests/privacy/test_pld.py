@@ -62,6 +62,43 @@ def test_a_step_is_that_of_dp_accounting(q, sigma, interval, adjacency, monkeypa
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-15)
 
 
+@pytest.mark.parametrize("q", [1e-9, 0.2, 1.0])
+@pytest.mark.parametrize("sigma", [0.1, 0.6, 50.0])
+def test_a_step_of_replace_one_has_at_least_its_exact_delta(q, sigma):
+    """By 40 digits, between the points of the grid too; sums of doubles lose 1e-13."""
+    part = _pld.Part(q, sigma, 1)
+    interval = _pld.value_discretisation_interval([part], REPLACE)
+    pmf = _pld._step(part, interval, REPLACE)._pmf_remove.to_dense_pmf()
+    top = interval * (pmf._lower_loss + pmf.size)
+    epsilons = np.concatenate([np.linspace(0, top, 9), np.geomspace(1e-9, top, 9)])
+    for epsilon, found in zip(epsilons, _pld.deltas([pmf], epsilons), strict=True):
+        assert found >= replaced_delta(q, sigma, epsilon) - 1e-13
+
+
+def replaced_delta(q, sigma, epsilon):
+    """The δ of one step between (1 − q)N(0, σ²) + qN(±1, σ²), inverted by bisection."""
+    with mpmath.workdps(40):
+        q, sigma, epsilon = map(mpmath.mpf, (q, sigma, epsilon))
+
+        def above(x, side):
+            return (1 - q) * mpmath.ncdf(-x / sigma) + q * mpmath.ncdf(
+                (side - x) / sigma
+            )
+
+        def loss(x):
+            moved = [(side * x - 0.5) / sigma**2 for side in (1, -1)]
+            up, down = (1 - q + q * mpmath.exp(each) for each in moved)
+            return mpmath.log(up) - mpmath.log(down)
+
+        low, high = mpmath.mpf(0), mpmath.mpf(1)
+        while loss(high) < epsilon:
+            high *= 2
+        for _ in range(80):
+            middle = (low + high) / 2
+            low, high = (middle, high) if loss(middle) < epsilon else (low, middle)
+        return above(low, 1) - mpmath.exp(epsilon) * above(low, -1)
+
+
 COMPOSED = [
     (_pld.Part(0.1, 1.5, 1), 100),
     (_pld.Part(0.5, 20.0, 1), 2),
